@@ -272,7 +272,7 @@ def _host_plan(path: Path) -> Figure:
     loader = {"kind": "dataloader", "num_workers": WORKERS, "prefetch_factor": AHEAD}
     planned = {}
     for kind, chosen in (("resident", RESIDENT), ("batches", loader)):
-        work = Workload(_spec(chosen), arrays, sizes, need_of([facts], sizes, ("full", 1)), 0)
+        work = Workload(_spec(chosen), arrays, sizes, need_of([facts], sizes, 1), 0)
         settled = Residency(kind, "", 0, 0, 0)  # type: ignore[arg-type]
         planned[kind] = held_there(work, gpu, settled).beside_gpu(None).peak_bytes
     name = f"molecules: host memory of {WORKERS} workers × {AHEAD} × {BATCH} over Stoker's"

@@ -21,7 +21,6 @@ from tests.guard.changes import CHUNKED, SORTED
 from tests.guard.world import (
     CATALOG,
     CPU,
-    FIELDS,
     GIB,
     HISTORY,
     HOST,

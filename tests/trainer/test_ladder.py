@@ -9,7 +9,7 @@ import safetensors.torch
 import torch
 
 from app.lifecycle import Reason
-from app.planning.ladder import Rung, Use
+from app.planning.ladder import NO_RUNG, Rung, Use
 from tests.trainer.lab import BUILDING_POLLS, Lab, Outcome, StopAtPoll, merged, read_events
 from worker.trainer.checkpoints import snapshot
 from worker.trainer.data.feed.transfer import Transfer
@@ -56,6 +56,68 @@ def test_less_data_at_once_changes_nothing(lab: Lab, residency: str) -> None:
     (use,) = less.of_kind("memory")
     assert use["residency"] == "stream"
     assert use["data_bytes"] <= 5_000 < straight.of_kind("memory")[0]["data_bytes"]
+
+
+RESIDENT, SMALL, SMALLER = (
+    {"loader": {"kind": "chunked", **values}}
+    for values in (
+        {"residency": "resident"},
+        {"residency": "stream", "chunk_size": "2KiB"},
+        {"residency": "stream", "chunk_size": "1KiB"},
+    )
+)
+FULL = {"kind": "chunked", "shuffle": "full"}
+BLOCKS = {"kind": "chunked", "shuffle": "block", "shuffle_group": 16, "shuffle_block": 2}
+
+
+@pytest.mark.parametrize("order", [FULL, BLOCKS], ids=["full", "blocks"])
+@pytest.mark.parametrize(
+    ("before", "after", "rung"),
+    [
+        (RESIDENT, RESIDENT, LESS_DATA),
+        (RESIDENT, SMALL, NO_RUNG),
+        (SMALL, RESIDENT, NO_RUNG),
+        (SMALL, SMALLER, Rung(2, data_bytes=3_500)),
+    ],
+    ids=["a rung", "a smaller card", "a larger card", "other chunks on a rung"],
+)
+def test_nothing_moves_a_stored_order_in_mid_run(
+    lab: Lab,
+    order: dict[str, Any],
+    before: dict[str, Any],
+    after: dict[str, Any],
+    rung: Rung,
+) -> None:
+    """Neither a rung nor a place that keeps the data otherwise: the bits stay the same."""
+    first, then = (merged({"data": {"loader": order}}, {"data": one}) for one in (before, after))
+    straight = lab.run(patch=first)
+    for polls in (6, 14):
+        run_dir = lab.new_run()
+        stopped = lab.run(run_dir, first, stop=StopAtPoll(BUILDING_POLLS + polls))
+        assert stopped.end is not None
+        assert stopped.end.reason is Reason.interrupted
+        resumed = lab.run(run_dir, then, rung=rung)
+        assert_same(resumed, straight)
+        used = [one.of_kind("applied")[0]["applied"]["data"] for one in (stopped, resumed)]
+        assert used[0]["chunk_samples"] != used[1]["chunk_samples"]
+        for name in ("shuffle", "shuffle_group", "shuffle_block"):
+            assert used[0][name] == used[1][name]
+
+
+def test_a_full_order_that_has_to_be_streamed_says_its_rate(lab: Lab) -> None:
+    """Not where it was asked for."""
+    patch = {"data": {"loader": FULL}}
+    fits, streamed = lab.run(patch=patch), lab.run(patch=patch, rung=LESS_DATA)
+    assert fits.of_kind("warning") == []
+    (warning,) = streamed.of_kind("warning")
+    assert warning["code"] == "full_order_streamed"
+    assert "of 42 samples (rung 1 of the memory ladder)" in warning["message"]
+    assert "iB a second. If the steps wait for them, restart with" in warning["message"]
+    used = streamed.of_kind("applied")[0]["applied"]["data"]
+    assert used["scattered_bytes_per_second"] > 0
+    asked = lab.run(patch=merged({"data": SMALL}, patch))
+    assert asked.of_kind("warning") == []
+    assert asked.of_kind("applied")[0]["applied"]["data"]["scattered_bytes_per_second"] > 0
 
 
 BY_PROCESSES = {

@@ -251,7 +251,9 @@ def open_data(
         memory = device_memory(device, host_budget_bytes, beside_bytes)
         residency = choose_residency(data.loader, need, memory, rung)
         epochs = spec.training.epochs
-        opener = ChunkedOpener(checked, need, residency, device, rung, preparing, epochs)
+        opener = ChunkedOpener(
+            checked, data.loader, need, residency, device, rung, preparing, epochs
+        )
     else:
         opener = DataLoaderOpener(checked, data.loader, plans, device, rung, fields, make)
     filling = max(0, bytes_per_sample(fields) - need.sample_bytes)

@@ -1,19 +1,22 @@
 """How each kind of loader opens the parts of a run, and what it says of itself."""
 
+import time
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from importlib import metadata
 from typing import Any, Literal, Protocol
 
+import numpy as np
 import torch
 
 from app.container import usable_cores
 from app.planning.imports import IMPORTS, build_of
 from app.planning.ladder import Rung, Use
-from app.planning.residency import PIECE_BYTES, Need, Residency
+from app.planning.residency import PIECE_BYTES, Need, Residency, in_gib
 from app.planning.worker_pool import WorkerPool, process_bytes, worker_pool_for
-from app.spec.data import DataLoaderLoader
+from app.spec.data import ChunkedLoader, DataLoaderLoader
 from worker.trainer.data.batch import ONE_SHAPE, Batches, BatchPlan, BatchShapes
 from worker.trainer.data.checked import Checked
 from worker.trainer.data.feed.cuda import CudaBatches, CudaDevice
@@ -76,6 +79,7 @@ class ChunkedOpener:
     def __init__(
         self,
         checked: Mapping[str, Checked],
+        settings: ChunkedLoader,
         need: Need,
         residency: Residency,
         device: torch.device,
@@ -84,12 +88,15 @@ class ChunkedOpener:
         epochs: int,
     ) -> None:
         self._checked = checked
+        self._settings = settings
         self._epochs = epochs
         self._need = need
         self._residency = residency
         self._device = device
         self._rung = rung
         self._preparing = preparing
+        self._scattered_rate: float | None = None
+        """Bytes a second of rows in full order, where these are read from the file."""
 
     def use(self, use: Use) -> Use:
         residency = self._residency
@@ -112,6 +119,8 @@ class ChunkedOpener:
                 plan, order, part, dataset.open, transfer, self._preparing, epochs, shapes
             )
         samples = residency.chunk_samples if in_training else residency.evaluation_chunk_samples
+        if order.shuffle == "full" and samples < len(part):
+            self._scattered_rate = _scattered_rate(dataset, part, samples)
         first = _first_samples(dataset, order, min(samples, len(part)))
         chunks = ChunkPlan(dataset.open, part, order, samples, first, epochs)
         return Streamed(plan, chunks, self._transfer(dataset), shapes)
@@ -131,10 +140,38 @@ class ChunkedOpener:
             "residency_reason": residency.why,
             "chunk_samples": chunk if streamed else None,
             "chunk_bytes": chunk * need.sample_bytes if streamed else None,
+            "scattered_bytes_per_second": self._scattered_rate,
         }
 
     def warnings(self) -> Warnings:
-        return []
+        """A full order that was settled for data on the device, and now reads the file."""
+        if self._scattered_rate is None or self._settings.residency == "stream":
+            return []
+        chunk, samples = self._residency.chunk_samples, self._need.train_samples
+        return [
+            (
+                "full_order_streamed",
+                f"The order of samples stays as it was settled: data.loader.shuffle is full, and "
+                f"the data is read in chunks of {chunk:,} of {samples:,} samples "
+                f"({self._residency.why}). Each epoch reads scattered rows, here at "
+                f"{in_gib(round(self._scattered_rate))} a second. If the steps wait for them, "
+                "restart with data.loader.shuffle: block, or free memory for the data.",
+            )
+        ]
+
+
+def _scattered_rate(dataset: Checked, part: Part, chunk_samples: int) -> float:
+    """Bytes a second at which rows come that lie as far apart as those of a chunk in full order;
+    the page cache may have a part in it.
+    """
+    count = min(chunk_samples, max(1, FIRST_CHUNK_BYTES // dataset.kept_bytes))
+    rows = part.take(np.arange(count, dtype=np.int64) * len(part) // chunk_samples)
+    transfer = Transfer(dataset.layouts.values(), HostDevice())
+    slot = transfer.slot_of(rows, 0)
+    with closing(dataset.open()) as source:
+        began = time.perf_counter()
+        read = sum(transfer.load(source, rows, slot))
+        return read / max(time.perf_counter() - began, 1e-9)
 
 
 def _first_samples(dataset: Checked, order: Order, chunk_samples: int) -> int:
