@@ -5,7 +5,7 @@ Rules, plan, estimate and carry ask the same questions of one spec; the answers 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 from app.guard.facts import (
     DatasetFacts,
@@ -25,7 +25,12 @@ from app.guard.reads import Reading, amplification, reading_by_batches, reading_
 from app.planning import arithmetic
 from app.planning.arithmetic import PartSizes
 from app.planning.pace import Pace
-from app.planning.shuffle import Shuffle, settled_shuffle, stored_shuffle
+from app.planning.shuffle import (
+    Shuffle,
+    independent_samples,
+    settled_shuffle,
+    stored_shuffle,
+)
 from app.spec.data import (
     ChronologicalSplit,
     ChunkedLoader,
@@ -41,6 +46,19 @@ from app.spec.run import RunSpec
 
 Loc = tuple[str | int, ...]
 Value = TypeVar("Value")
+
+
+class BatchWorth(NamedTuple):
+    """The samples of an optimizer step, and how many independent ones say as much of a target."""
+
+    samples: int
+    independent: float
+    target: str
+
+    @property
+    def share(self) -> float:
+        return self.independent / self.samples
+
 
 # A mean over so many samples is off by 5 % of their spread by chance; larger batches ask no more.
 ENOUGH_SAMPLES = 400
@@ -318,6 +336,20 @@ class Case:
         """After how many steps evaluation `number` (from 1) comes; UnknownFact."""
         wanted, epoch_steps = self.spec.evaluation, self.epoch_steps
         return arithmetic.step_of_evaluation(wanted, number, self.steps, epoch_steps)
+
+    @Derived
+    def batch_worth(self) -> BatchWorth | None:
+        """Of the targets whose neighbours were compared, what a step's samples are worth by the one
+        where they are worth least; None where none was.
+        """
+        fields, samples = self.dataset.fields, self.sizes.training
+        shuffle, batch = self.shuffle, min(self.effective_batch, samples)
+        worths = [
+            BatchWorth(batch, independent_samples(shuffle, batch, samples, like), target)
+            for target in self.spec.data.targets
+            if batch and target in fields and (like := fields[target].neighbours) is not None
+        ]
+        return min(worths, key=lambda worth: worth.independent, default=None)
 
     # Earlier runs
 

@@ -24,6 +24,22 @@ def estimate_of(case: Case) -> Document | None:
         "steps": case.steps,
         "seconds": None if history is None else round(_seconds(case), 1),
         "from_runs": [] if history is None else list(history.runs),
+        "batch_worth": _batch_worth(case),
+    }
+
+
+def _batch_worth(case: Case) -> Document | None:
+    """The samples of a step, and how many independent ones they are worth; None: not known."""
+    try:
+        worth = case.batch_worth
+    except UnknownFact:
+        return None
+    if worth is None:
+        return None
+    return {
+        "samples": worth.samples,
+        "independent": round(worth.independent),
+        "target": worth.target,
     }
 
 

@@ -11,6 +11,7 @@ from app.planning.imports import IMPORTS, Build, Imports
 from app.planning.pace import Pace
 from app.planning.packing import RowSpread, largest_std
 from app.planning.profile import Profile, ProfileKey
+from app.planning.shuffle import Neighbours
 from app.spec.recipe import Array, Roles
 from app.spec.run import RunSpec
 
@@ -115,6 +116,8 @@ class FieldFacts:
     to."""
     not_a_part: tuple[int, int] | None = None
     """Of one whole number a sample: (sample, value) of the first that stands for no part."""
+    neighbours: Neighbours | None = None
+    """How alike rows are that lie close together; None: nobody has looked, or no value varies."""
 
     @property
     def is_read_in_batches(self) -> bool:

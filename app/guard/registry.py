@@ -47,6 +47,7 @@ RULES: tuple[GuardRule, ...] = (
     split.weights_saw_held_out,
     data.target_is_input,
     loader.sorted_blocks,
+    loader.alike_batches,
     split.sorted_split,
     split.parts_ignored,
     split.empty_part,

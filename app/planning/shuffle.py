@@ -4,7 +4,9 @@ Pure arithmetic. The guard settles `data.loader.shuffle: auto` by it, and the tr
 stored spec says; chunks, memory and devices only subdivide the reading and never move a sample.
 """
 
+from bisect import bisect_right
 from dataclasses import dataclass
+from math import log2
 from typing import Literal
 
 from app.planning.residency import GIB, DataMemory, Need, settle_residency
@@ -90,3 +92,59 @@ def settled_shuffle(
 def _block_within(group: int, block: int) -> int:
     """Returns a block's samples: `block`, or fewer where a group would have too few blocks."""
     return max(1, min(block, group // LEAST_BLOCKS_PER_GROUP))
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """How alike the rows of an array are that lie close together, as an inspection measured it."""
+
+    distances: tuple[int, ...]
+    """1, 2, 4, … rows."""
+    shares: tuple[float, ...]
+    """Of the variance of one row, what the mean of a block of so many rows has. Independent rows
+    have 1 / distance, equal ones 1.
+    """
+
+    def share(self, rows: int) -> float:
+        """Returns the share that the means of blocks of `rows` have: between the distances by
+        powers of them, and beyond the last as between the last two.
+        """
+        at = min(bisect_right(self.distances, rows), len(self.distances) - 1)
+        if at == 0:
+            return self.shares[0]
+        (near, far), (more, less) = self.distances[at - 1 : at + 1], self.shares[at - 1 : at + 1]
+        if less <= 0 or more <= 0:
+            return less
+        power = min(0.0, log2(less / more) / log2(far / near))
+        return float(min(1.0, more * (rows / near) ** power))
+
+
+def independent_samples(
+    shuffle: Shuffle, batch: int, samples: int, neighbours: Neighbours
+) -> float:
+    """Returns how many independent samples have a mean that is as sure as that of a batch, which
+    is `batch` at the utmost. `samples`: of the training part.
+
+    A batch is drawn without replacement from its group, and a group from the blocks of the file.
+    So the variance of a batch's mean is that of the group's mean, by the law of total variance,
+    and that of sampling from the group:
+
+        V(batch) = V(group) + (1 - V(group)) / batch * (group - batch) / (group - 1)
+        V(group) = share(block) / blocks * (all blocks - blocks) / (all blocks - 1)
+
+    in units of one sample's variance, with Cochran's factor for finite populations (Sampling
+    Techniques, 1977, 2.6 and 9.2). Without a shuffle a batch is a block of neighbours.
+    """
+    batch = min(batch, samples)
+    if shuffle.kind in ("full", "lanes") or batch <= 1:
+        return batch
+    if shuffle.kind == "none":
+        return min(batch, 1 / neighbours.share(batch))
+    group = min(max(shuffle.group // shuffle.block, 1) * shuffle.block, samples)
+    groups = max(1.0, batch / group)  # a batch that is larger than a group has several of them
+    blocks, every = group / shuffle.block, samples / shuffle.block
+    of_group = neighbours.share(shuffle.block) / blocks
+    of_group *= max(0.0, every - blocks * groups) / max(1.0, every - 1)
+    within = (1 - of_group) / batch * max(0.0, group * groups - batch) / max(1, group * groups - 1)
+    variance = of_group / groups + within
+    return min(batch, 1 / variance) if variance > 0 else batch

@@ -16,6 +16,7 @@ from app.guard.facts import (
 from app.planning.arithmetic import PartSizes
 from app.planning.imports import build_of
 from app.planning.requirements import cores_shared_by
+from app.planning.shuffle import Neighbours
 from app.spec.recipe import Roles
 from app.spec.suffixes import ARROW
 from app.store.records import DatasetRecord
@@ -98,6 +99,7 @@ def field_facts(field: Document) -> FieldFacts:
         sorted=field.get("sorted"),
         parts=_field_parts(field.get("parts")),
         not_a_part=_stray(field.get("not_a_part")),
+        neighbours=_neighbours(field.get("neighbours")),
     )
     lengths, edges = field.get("lengths"), field.get("edges")
     if lengths is None:
@@ -110,6 +112,10 @@ def _field_parts(told: Document | None) -> PartFacts | None:
         return None
     sizes = PartSizes(told["training"], told["validation"], told["test"])
     return PartFacts(sizes, told["changes"])
+
+
+def _neighbours(told: Document | None) -> Neighbours | None:
+    return None if told is None else Neighbours(tuple(told["distances"]), tuple(told["shares"]))
 
 
 def _stray(told: Document | None) -> tuple[int, int] | None:

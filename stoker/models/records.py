@@ -150,6 +150,19 @@ class NotAPart(Answer):
     value: int
 
 
+class Neighbours(Answer):
+    """How alike the rows of an array are that lie close together; lists of one length."""
+
+    distances: list[int]
+    """1, 2, 4, … rows."""
+    correlations: list[float]
+    """Of two rows so far apart."""
+    shares: list[float]
+    """Of the variance, what the means of blocks of so many rows have; independent rows have
+    1 / distance. Files and segments that differ show in long blocks.
+    """
+
+
 class DatasetField(Answer):
     """One array of a dataset, as its inspection saw it. Null is what was not looked at: by an
     earlier version, or because one row alone was too large.
@@ -196,6 +209,8 @@ class DatasetField(Answer):
     """
     not_a_part: NotAPart | None = None
     """Why one whole number a sample cannot split the samples; null: it can, or is no such field."""
+    neighbours: Neighbours | None = None
+    """Null also where no value varies, and of ragged and packed arrays."""
 
 
 class DatasetRoles(Answer):

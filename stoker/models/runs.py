@@ -239,7 +239,8 @@ class Plan(Answer):
     estimate: Document | None
     """Samples and steps that the spec comes to, and `seconds` from the start of an attempt to its
     end, as the runs of `from_runs` needed them; `seconds` is null where no run was like it, and all
-    is null while the dataset is unknown.
+    is null while the dataset is unknown. `batch_worth`: the `samples` of a step, and how many
+    `independent` ones of a `target` say as much; null where the inspection did not compare rows.
     """
     profile: CommandProfile | None
     """Of a script: what runs like it took; null: none was measured."""

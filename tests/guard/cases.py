@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from app.guard.facts import AncestorFacts, FieldFacts
 from tests.guard.changes import (
+    ALIKE,
     ATOMS,
     BEGIN,
     BY_PART,
@@ -120,6 +121,11 @@ CASES: dict[str, Example] = {
         data(split={"method": "random"}, loader={"shuffle": "block"}),
         data(split={"method": "random"}, loader={"shuffle": "full"}),
         world(SORTED),
+    ),
+    "learning.alike_batches": Example(
+        data(loader={**STREAMED, "shuffle_group": 640, "shuffle_block": 40}),
+        data(loader={**STREAMED, "shuffle_group": 640, "shuffle_block": 4}),
+        world(ALIKE),
     ),
     "correctness.init_from_missing": Example(
         BEGIN,

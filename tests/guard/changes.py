@@ -14,6 +14,7 @@ from app.guard.facts import (
     SourceFacts,
 )
 from app.planning.arithmetic import PartSizes
+from app.planning.shuffle import Neighbours
 from tests.guard.world import (
     CPU,
     FIELDS,
@@ -71,6 +72,8 @@ PINNED = {"training": {"batch_size": 128}}  # so that no preset brings a batch s
 OTHER = replace(weather(), name="winter", samples=900)
 SHORT = replace(OTHER, fields={**FIELDS, "targets": replace(FIELDS["targets"], shape=(24,))})
 SORTED = with_field("targets", sorted=True)
+# 8 neighbours are equal, and those beyond have nothing to do with them.
+ALIKE = with_field("targets", neighbours=Neighbours((1, 2, 4, 8, 16), (1.0, 1.0, 1.0, 1.0, 0.5)))
 SPLIT_BY_DATASET = {"data": {"split": {"method": "datasets", "validation": "winter"}}}
 USUAL = {"batch_size": 128, "gradient_accumulation_steps": 1, "drop_last": False}
 ONE_CYCLE: Change = {

@@ -49,6 +49,7 @@ def test_the_smallest_request_becomes_a_complete_spec():
         "steps": 130,
         "seconds": None,
         "from_runs": [],
+        "batch_worth": None,
     }
 
 

@@ -66,10 +66,21 @@ def _print_estimate(answer: Document) -> None:
         [
             ("samples", ", ".join(samples)),
             ("steps", steps),
+            ("a batch", _batch_worth(estimate.get("batch_worth"))),
             ("time", _time(estimate) if estimate else None),
             ("computes in", _formats(answer.get("computes_in") or {})),
             ("place in the queue", answer.get("queue_position")),
         ]
+    )
+
+
+def _batch_worth(worth: Document | None) -> str | None:
+    """The samples of a step beside those that are worth as much; None where that is not known."""
+    if worth is None:
+        return None
+    return (
+        f"{number(worth['samples'])} samples, worth about {number(worth['independent'])} "
+        f"independent ones of {worth['target']!r}"
     )
 
 

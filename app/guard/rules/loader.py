@@ -13,6 +13,8 @@ from app.planning.residency import CHUNK_CACHE_BYTES, LEAST_RESERVE_BYTES
 from app.spec.data import ChunkedLoader, DataLoaderLoader
 
 MOST_AMPLIFICATION = 2.0
+# A batch that is worth less of its samples pays for more computing than it learns from.
+LEAST_WORTH = 0.5
 LARGER = {"/data/loader/chunk_size": "auto"}
 KEPT = {"/data/loader/residency": "auto"}
 OPEN_SIZES = {"/data/loader/shuffle_group": "auto", "/data/loader/shuffle_block": "auto"}
@@ -30,7 +32,7 @@ SMALL_BYTES = 64 * 2**10
 def sorted_blocks(case: Case) -> Iterator[Finding]:
     """Data that is sorted by its target is shuffled as a whole."""
     loader, kind = case.spec.data.loader, case.shuffle.kind
-    name = case.sorted_target if kind != "full" else None
+    name = case.sorted_target if kind != "full" and not _is_mixed(case) else None
     if name is not None:
         how = "in groups of neighbouring blocks" if kind == "block" else "not at all"
         yield Finding(
@@ -39,6 +41,62 @@ def sorted_blocks(case: Case) -> Iterator[Finding]:
             "Long stretches of steps would see nearly one target value each, and unlearn the rest.",
             FULL if isinstance(loader, ChunkedLoader) else {"/data/loader/shuffle": "full"},
         )
+
+
+def _is_mixed(case: Case) -> bool:
+    """Returns whether a batch is known to be worth half of its samples."""
+    return case.batch_worth is not None and case.batch_worth.share >= LEAST_WORTH
+
+
+@rule(
+    "learning.alike_batches",
+    severity="warning",
+    stands_on="The variance of a batch's mean target over that of independent samples (Cochran, "
+    "Sampling Techniques, 1977, 9.2), by the variance of block means that the inspection measured; "
+    "`python -m benchmarks batches` compares it with batches that were drawn.",
+)
+def alike_batches(case: Case) -> Iterator[Finding]:
+    """A batch is worth half of its samples at least, as independent ones."""
+    worth = case.batch_worth
+    if worth is None or worth.share >= LEAST_WORTH:
+        return
+    if case.shuffle.kind != "full" and case.sorted_target is not None:
+        return  # `learning.sorted_blocks` says it
+    fix = _mixed(case)
+    after = _with(case, fix).batch_worth if fix else None
+    instead = f" With the fix it is {after.independent:,.0f}." if after is not None else ""
+    yield Finding(
+        ("data", "loader", "shuffle"),
+        f"A batch of {worth.samples:,} samples is worth about {worth.independent:,.0f} independent "
+        f"ones.",
+        f"Neighbours in the file have alike values of {worth.target!r}, and {_drawn(case)}. The "
+        f"gradients of such a batch are as noisy as those of the smaller one.{instead}",
+        fix,
+    )
+
+
+def _drawn(case: Case) -> str:
+    """How a batch is drawn, in words."""
+    shuffle = case.shuffle
+    if shuffle.kind == "none":
+        return "a batch is made of neighbours"
+    return (
+        f"a batch is drawn from {max(1, shuffle.group // shuffle.block):,} blocks of "
+        f"{shuffle.block:,} neighbours"
+    )
+
+
+def _mixed(case: Case) -> dict[str, Any]:
+    """The first order whose batches are worth half of their samples, and that reads the file about
+    once; nothing where none does.
+    """
+    if not isinstance(case.spec.data.loader, ChunkedLoader):
+        return {"/data/loader/shuffle": "full"}
+    for values in (FULL, BLOCKS) if case.reading is None else (BLOCKS, FULL):
+        changed = _with(case, values)
+        if _is_mixed(changed) and _is_read_about_once(changed):
+            return values
+    return {}
 
 
 @rule(

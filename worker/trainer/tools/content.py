@@ -35,6 +35,10 @@ TRIED_PLACES, ASKED_PAIRS = 32, 16
 # Rows that share less may only begin and end alike: words between the same marks, framed pictures.
 LEAST_SHARED, LEAST_SHARED_STEPS = 0.1, 3
 
+# Values of a row that are compared with those of its neighbours, and the fewest blocks whose means
+# say how much these differ.
+COMPARED_VALUES, LEAST_BLOCKS = 16, 16
+
 Parts = list[NDArray[Any]]
 
 
@@ -85,6 +89,74 @@ def describe_values(rows: Parts) -> dict[str, Any]:
         "std": std,
         "sorted": _is_sorted(rows),
     }
+
+
+def neighbours_of(rows: Parts) -> dict[str, Any] | None:
+    """How alike rows are that lie close together, as JSON: by `distances` 1, 2, 4, … the
+    `correlations` of two rows so far apart, and the `shares` of the variance that the means of
+    blocks of so many rows have. Independent rows have correlations of 0 and shares of 1 / distance.
+
+    Several values of a row, COMPARED_VALUES at most, are averaged. None where no value varies, or
+    where too few rows were looked at. Of files and segments that differ, long blocks do.
+    """
+    parts = _standardized(rows)
+    sampled = sum(len(part) for part in rows)
+    if not parts or sampled < 2 * LEAST_BLOCKS:
+        return None
+    found: dict[str, Any] = {"distances": [], "correlations": [], "shares": []}
+    means, distance = parts, 1
+    while sum(len(part) for part in means) >= LEAST_BLOCKS:
+        pairs = [(part[:-distance], part[distance:]) for part in parts if len(part) > distance]
+        if not pairs:
+            break
+        products = sum(float(np.vdot(one, other)) for one, other in pairs)
+        found["distances"].append(distance)
+        found["correlations"].append(products / sum(one.size for one, _ in pairs))
+        found["shares"].append(
+            sum(float(np.square(part).sum()) for part in means) / sum(part.size for part in means)
+        )
+        means = [np.float32(0.5) * (part[0 : len(part) & -2 : 2] + part[1::2]) for part in means]
+        distance *= 2
+    return found
+
+
+def _standardized(rows: Parts) -> list[NDArray[np.float32]]:
+    """Some values of each row, (rows, values), shifted and scaled to mean 0 and deviation 1 over
+    all rows; what is not finite becomes 0. Values that do not vary are left out.
+    """
+    width = int(np.prod(rows[0].shape[1:], dtype=np.int64))
+    chosen = np.unique(np.linspace(0, width - 1, min(width, COMPARED_VALUES)).astype(int))
+    some = [part.reshape(len(part), -1)[:, chosen] for part in rows]
+    with np.errstate(over="ignore", invalid="ignore"):
+        finite = sum(np.isfinite(piece).sum(axis=0) for piece in _row_pieces(some))
+        sums = sum(_finite_or_0(piece).sum(axis=0) for piece in _row_pieces(some))
+        mean = sums / np.maximum(1, finite)
+        squares = sum(
+            np.square(_finite_or_0(piece - mean)).sum(axis=0) for piece in _row_pieces(some)
+        )
+        std = np.sqrt(squares / np.maximum(1, finite))
+        varies = np.isfinite(std) & (std > 0)
+        if not varies.any():
+            return []
+        return [
+            np.concatenate([
+                _finite_or_0((piece - mean)[:, varies] / std[varies]).astype(np.float32)
+                for piece in _row_pieces([part])
+            ])
+            for part in some
+        ]  # fmt: skip
+
+
+def _row_pieces(parts: Parts) -> Iterator[NDArray[np.float64]]:
+    """All rows, a piece at a time as float64: a file's labels may be many."""
+    for part in parts:
+        step = max(1, PIECE_VALUES // max(1, part.shape[1]))
+        for start in range(0, len(part), step):
+            yield part[start : start + step].astype(np.float64)
+
+
+def _finite_or_0(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.where(np.isfinite(values), values, 0.0)
 
 
 def slides_in(

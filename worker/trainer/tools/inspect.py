@@ -49,6 +49,7 @@ from worker.trainer.tools.content import (
     Overlap,
     describe_values,
     groups_of,
+    neighbours_of,
     parts_of,
     row_bytes,
     sampled_rows,
@@ -344,6 +345,7 @@ def _sample_rows(report: dict[str, Any], arrays: Fields) -> None:
         if isinstance(array, RaggedArray | PackedArray):
             continue
         report["fields"][name] |= parts_of(array)
+        report["fields"][name]["neighbours"] = neighbours_of(rows)
         if found := slides_in(array, rows):
             overlaps[name], breaks[name] = found
     report["layout"] = {
