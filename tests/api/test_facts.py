@@ -75,6 +75,7 @@ def codes(answer: dict[str, Any]) -> set[str]:
 
 
 SORTED = np.sort(RNG.integers(0, 3, ROWS)).astype(np.float32)
+EIGHT_TOGETHER = {"shuffle_group": 32, "shuffle_block": 8}
 WITH_NAN = arrays()["features"]
 WITH_NAN[7, 3, 1] = np.nan
 # What the file holds, what is asked for, the issue, and the request in which it is gone.
@@ -85,7 +86,7 @@ FILES: dict[str, tuple[dict[str, Any], dict[str, Any], str, dict[str, Any]]] = {
     ),
     "sorted labels in blocks": (
         arrays(targets=SORTED[::-1, None]),
-        {"data": {"split": {"method": "random"}, "loader": {"shuffle": "block"}}},
+        {"data": {"split": {"method": "random"}, "loader": EIGHT_TOGETHER}},
         "learning.sorted_blocks",
         {"data": {"split": {"method": "random"}, "loader": {"shuffle": "full"}}},
     ),
@@ -150,6 +151,25 @@ def test_what_an_earlier_inspection_did_not_look_at_is_unchecked(api, player):
     unchecked = {one["code"]: one["missing"] for one in answer["unchecked"]}
     assert unchecked["learning.unscaled"] == "the spread of 'targets' in weather"
     assert {"correctness.nonfinite_values", "learning.sorted_split"} <= unchecked.keys()
+
+
+def test_a_plan_tells_what_a_batch_is_worth(api, store, player, settings):
+    """Eight rows that follow one another have one label; four blocks of them make a batch."""
+    tell_host(store, player, settings)
+    labels = np.repeat(RNG.normal(size=(ROWS // 8, 1)), 8, axis=0)
+    inspect(api, store, player, arrays(targets=labels))
+    full = plan(api)
+    assert full["estimate"]["batch_worth"] == {
+        "samples": 32, "independent": 32, "target": "targets",
+    }  # fmt: skip
+    blocks = plan(api, data={"loader": EIGHT_TOGETHER})
+    assert blocks["estimate"]["batch_worth"]["independent"] == 4
+    (issue,) = blocks["issues"]
+    assert (issue["code"], issue["severity"]) == ("learning.alike_batches", "warning")
+    assert issue["message"] == "A batch of 32 samples is worth about 4 independent ones."
+    assert "drawn from 4 blocks of 8 neighbours" in issue["why"]
+    assert "With the fix it is 32." in issue["why"]
+    assert {"op": "add", "path": "/data/loader/shuffle", "value": "full"} in issue["fix"]
 
 
 def trained(api, player, *, steps: int, seconds: float, **blocks: Any) -> int:

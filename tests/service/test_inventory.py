@@ -8,6 +8,7 @@ import pytest
 from app.guard.facts import DeviceFacts, FieldFacts, HostFacts, LengthFacts, PartFacts
 from app.planning.arithmetic import PartSizes
 from app.planning.imports import build_of
+from app.planning.shuffle import Neighbours
 from app.service.inventory import dataset_facts, worker_devices
 from app.store.records import DatasetRecord, Document, Inspection
 from tests.store.conftest import World
@@ -87,12 +88,14 @@ def test_what_was_inspected_is_what_rules_know_of_it(world: World) -> None:
     field = {
         "shape": [24, 3], "dtype": "float32", "storage": "chunked", "chunks": [50, 24, 3],
         "compression": "gzip", "nonfinite_count": 2, "mean": 0.5, "std": 2.0, "sorted": True,
+        "neighbours": {"distances": [1, 2], "correlations": [0.5, 0.2], "shares": [1.0, 0.75]},
     }  # fmt: skip
     layout = {"kind": "overlapping_windows", "window_steps": {"x": 6}, "network": True}
     facts = dataset_facts(inspected(world, {"x": field}, layout))
     assert facts.fields["x"] == FieldFacts(
-        (24, 3), "float32", "chunked", 50, "gzip", nonfinite=2, mean=0.5, std=2.0, sorted=True
-    )
+        (24, 3), "float32", "chunked", 50, "gzip", nonfinite=2, mean=0.5, std=2.0, sorted=True,
+        neighbours=Neighbours((1, 2), (1.0, 0.75)),
+    )  # fmt: skip
     assert (facts.window_steps, facts.network) == ({"x": 6}, True)
 
 

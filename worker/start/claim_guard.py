@@ -14,6 +14,7 @@ from app.planning.requirements import NOTHING_KNOWN, Requirements
 from app.service.inventory import dataset_facts, device_facts, host_facts
 from app.service.profiles import with_profiles
 from app.settings import Settings
+from app.spec.data import ChunkedLoader
 from app.spec.issue import Issue
 from app.spec.run import RunSpec
 from app.store.records import Document, Lease, NewEvent
@@ -28,6 +29,8 @@ ANY_GPU, ANY_CPU = DeviceFacts("cuda", "GPU"), DeviceFacts("cpu", "cpu")
 # Of what a run on a GPU takes of its host.
 HOST_CODES = ("memory.host_over_budget", "memory.loader_over_budget")
 SMALL_CHUNK = "speed.chunk_below_batch"
+# The order is fixed at submission, and how the data is kept is not: reading is slower here then.
+OF_READING = ("speed.random_reads_of_chunks", "speed.network_full_shuffle")
 # What a run could get elsewhere, by the device that it asks for.
 ELSEWHERE = {"auto": (ANY_GPU, ANY_CPU), "cuda": (ANY_GPU,), "cpu": (ANY_CPU,)}
 
@@ -60,7 +63,7 @@ def guard_claim(
         )
     preset = load_catalog(settings.presets_dir).get(spec.preset)
     case = Case(spec, replace(facts, preset=preset.match if preset is not None else None))
-    here = judge(case, lease.spec, settings.guard)
+    here = _with_reading_warned_of(spec, judge(case, lease.spec, settings.guard))
     errors = _not_waived(here, known)
     if not errors:
         return here.issues
@@ -78,6 +81,20 @@ def guard_claim(
         f"Requeued for {whose} that can train it: {_sentences(errors)}",
         needs,
     )
+
+
+def _with_reading_warned_of(spec: RunSpec, here: Judgement) -> Judgement:
+    """Data that was to stay on the device and streams here is read in the order that was settled:
+    that is said with its rate, and refuses nothing.
+    """
+    loader = spec.data.loader
+    if not isinstance(loader, ChunkedLoader) or loader.residency != "auto":
+        return here
+    issues = [
+        one.model_copy(update={"severity": "warning"}) if one.code in OF_READING else one
+        for one in here.issues
+    ]
+    return replace(here, issues=issues)
 
 
 def _only(device: DeviceFacts, case: Case) -> Case:

@@ -323,6 +323,43 @@ def test_the_order_of_the_file_is_told(tmp_path, kind):
     assert field["sorted"] is expected
 
 
+GAMES = np.repeat(RNG.choice([-1.0, 1.0], 1_000), 16)
+FILES = np.repeat(RNG.normal(size=4), 4_096) + RNG.normal(size=16_384)
+
+
+@pytest.mark.parametrize(
+    ("values", "correlations", "shares"),
+    [
+        (GAMES, {1: 15 / 16, 4: 12 / 16, 16: 0.0}, {1: 1.0, 16: 1.0, 64: 0.25}),
+        # Values beside each other count alike, whatever their units; a constant one not at all.
+        (
+            np.stack([GAMES, 1e6 + 100 * RNG.normal(size=16_000), np.ones(16_000)], axis=1),
+            {1: 15 / 32, 16: 0.0},
+            {1: 1.0, 16: (1 + 1 / 16) / 2},
+        ),
+        (RNG.normal(size=(20_000, 3, 8)), {1: 0.0, 64: 0.0}, {1: 1.0, 2: 0.5, 256: 1 / 256}),
+        (np.where(RNG.random(16_000) < 0.01, np.nan, GAMES), {1: 15 / 16}, {16: 1.0}),
+        # Files that differ show in long blocks.
+        (FILES, {1: FILES.var() - 1, 64: FILES.var() - 1}, {512: FILES.var() - 1}),
+    ],
+    ids=["games", "units", "independent", "NaN", "files"],
+)
+def test_how_alike_neighbours_are_is_told(tmp_path, values, correlations, shares):
+    told = inspect(write(tmp_path / "a.h5", y=values))["fields"]["y"]["neighbours"]
+    assert told["distances"] == [2**power for power in range(len(told["distances"]))]
+    for name, expected in (("correlations", correlations), ("shares", shares)):
+        found = dict(zip(told["distances"], told[name], strict=True))
+        scale = FILES.var() if values is FILES else 1.0
+        assert {n: found[n] for n in expected} == pytest.approx(
+            {n: value / scale for n, value in expected.items()}, abs=0.04
+        )
+
+
+@pytest.mark.parametrize("values", [np.ones(5_000), np.arange(31.0), np.full(5_000, np.nan)])
+def test_nothing_is_told_of_neighbours_that_do_not_differ_or_are_few(tmp_path, values):
+    assert inspect(write(tmp_path / "a.h5", y=values))["fields"]["y"]["neighbours"] is None
+
+
 def test_rows_that_are_no_numbers_do_not_hide_the_order(tmp_path):
     y = np.repeat([0.0, 1.0, 2.0], 100)
     y[150] = np.nan

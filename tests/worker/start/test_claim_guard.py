@@ -224,3 +224,27 @@ def test_what_was_waived_for_the_parent_at_submission_is_no_error_here(settings)
     assert new_findings([found], waived) == []
     with pytest.raises(NotFit):
         guard_claim(settings, claimed, spec, facts, [{**slow, "waived_by": "site"}])
+
+
+@pytest.mark.parametrize(("residency", "starts"), [("auto", True), ("stream", False)])
+def test_a_full_order_that_was_settled_for_data_on_the_device_is_read_here_too(
+    settings, residency, starts
+):
+    """Slowly, which is said; where a stream was asked for, the same is an error as ever."""
+    squeezed = {
+        "shape": [360, 15], "dtype": "float32", "nonfinite_count": 0, "storage": "chunked",
+        "chunks": [64, 360, 15], "compression": "gzip",
+    }  # fmt: skip
+    fields = {"features": squeezed, "targets": {**squeezed, "shape": [36], "chunks": [64, 36]}}
+    probe = {"bytes_per_second": 2e6}
+    large = replace(READY, samples=60_000_000, fields=fields, read_probe=probe)
+    loader = {"kind": "chunked", "residency": residency, "shuffle": "full", "chunk_size": "64MiB"}
+    spec = {**SPEC, "data": {"dataset": "waves", "loader": loader}}
+    if not starts:
+        with pytest.raises(NotHere, match="would read the file about"):
+            guarded(settings, spec, large)
+        return
+    (issue,) = [one for one in guarded(settings, spec, large) if one.code.startswith("speed.")]
+    assert (issue.code, issue.severity) == ("speed.random_reads_of_chunks", "warning")
+    assert "times over" in issue.message
+    assert "At the 1.9 MiB a second that its inspection read, an epoch waits" in issue.why
