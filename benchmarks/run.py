@@ -26,6 +26,7 @@ from benchmarks import (
 )
 from benchmarks.effort import FULL, QUICK, Effort
 from benchmarks.figures import Figure, as_json, not_measured, place_for, print_table
+from benchmarks.loading import batches
 from benchmarks.loading import figures as loading_figures
 from benchmarks.loading import windows as windows_figures
 from benchmarks.loading.neighbours import versions
@@ -47,6 +48,7 @@ MEASURED: Mapping[str, Callable[[Effort, str], list[Figure]]] = {
     "rules": lambda effort, device: rules_figures.measure(),
     "loading": loading_figures.measure,
     "windows": lambda effort, device: windows_figures.measure(effort),
+    "batches": lambda effort, device: batches.measure(effort),
     "arrow": lambda effort, device: _of_arrow(effort),
     "training": training_figures.measure,
     "sorted": lambda effort, device: sorted_data.measure(effort),

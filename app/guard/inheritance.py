@@ -150,7 +150,7 @@ def _kept(
     if _is_named("/evaluation/metrics", named):  # which a kept monitor may not be among
         depending |= {pointer: False for pointer in OF_RECIPE if pointer.endswith("/monitor")}
     kept = {}
-    if any(_is_named(pointer, named) for pointer in SETTLED):
+    if not same_data or any(_is_named(pointer, named) for pointer in SETTLED):
         named = {*named, *SETTLED}
     for pointer, value in leaves(before):
         source = provenance.get(pointer, {}).get("source")

@@ -23,6 +23,7 @@ def stoker(
     shuffle: str,
     chunk_bytes: int = CHUNK_BYTES,
     group: int | None = None,
+    block: int | None = None,
     device: str = "cpu",
     epochs: int = 1,
 ) -> Arm:
@@ -30,7 +31,8 @@ def stoker(
     epoch, none is read ahead: each that is timed has all of its own reads.
     """
     name = "stoker, stream of blocks" if shuffle == "block" else f"stoker, {residency}"
-    return _arm(name, open_file(file, residency, shuffle, chunk_bytes, group, device, epochs))
+    data = open_file(file, residency, shuffle, chunk_bytes, group, block, device, epochs)
+    return _arm(name, data)
 
 
 def too_large(file: DataFile, device: str) -> Arm:
@@ -56,15 +58,20 @@ def open_file(
     shuffle: str,
     chunk_bytes: int = CHUNK_BYTES,
     group: int | None = None,
+    block: int | None = None,
     device: str = "cpu",
     epochs: int = 1,
 ) -> DataSet:
-    """`group`: samples that are shuffled together, in blocks; None for the loader's own."""
+    """`group`: samples that are shuffled together, in blocks of `block`; None: as a stored spec
+    of an earlier version has them.
+    """
     loader: dict[str, Any] = {"kind": "chunked", "residency": residency, "shuffle": shuffle}
     if residency == "stream":
         loader["chunk_size"] = f"{chunk_bytes // MIB}MiB"
     if group is not None:
         loader["shuffle_group"] = group
+    if block is not None:
+        loader["shuffle_block"] = block
     return _open(file, loader, device, epochs)
 
 

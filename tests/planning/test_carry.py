@@ -14,12 +14,13 @@ from app.guard.plan import gap_was_settled, make_plan, settle
 from app.guard.presets.catalog import load_catalog
 from app.guard.resolve import resolve
 from app.planning.carry import carry_between
+from app.planning.shuffle import Shuffle, stored_shuffle
 from app.spec.data import RandomSplit
 from app.spec.layers import leaves
 from app.spec.parse import parse_spec
 from app.spec.recipe import Roles
 from app.spec.stored import read_stored
-from tests.guard.world import codes, parent_of, plan_of, weather, world
+from tests.guard.world import CPU, GIB, codes, parent_of, plan_of, weather, world
 
 CATALOG = load_catalog(Path("/nonexistent"))
 REQUEST = {"recipe": {"kind": "sequence"}, "data": {"dataset": "weather"}}
@@ -307,3 +308,98 @@ def test_a_restart_keeps_the_roles_of_its_parent_unless_the_recipe_wants_others(
     plays = planned_restart(documents, {"recipe": {"stage": "play"}}, BOARD).require_ok()
     assert plays["data"]["inputs"] == ["planes", "legal"]
     assert plays["data"]["targets"] == ["move", "value"]
+
+
+ORDER = ("shuffle", "shuffle_group", "shuffle_block")
+SMALL_HOST = replace(CPU, host=replace(CPU.host, available_bytes=2 * GIB))
+LARGE_DATA = weather(samples=100_000)
+ON_SMALL, ON_LARGE = world(LARGE_DATA, devices=(SMALL_HOST,)), world(LARGE_DATA)
+
+
+def order_of(spec):
+    return tuple(spec["data"]["loader"][name] for name in ORDER)
+
+
+@pytest.mark.parametrize(
+    "patch",
+    [
+        {},
+        {"data": {"loader": {"chunk_size": "64MiB"}}},
+        {"data": {"loader": {"residency": "resident"}}},
+        {"training": {"epochs": 9}},
+    ],
+    ids=str,
+)
+def test_a_restart_keeps_the_order_wherever_it_trains(patch):
+    """A place that keeps the data otherwise would settle another one. The restart of the restart
+    keeps it as well.
+    """
+    for before, after in ((ON_SMALL, ON_LARGE), (ON_LARGE, ON_SMALL)):
+        plan = plan_of({}, before)
+        first = plan.require_ok()
+        assert order_of(first) != order_of(plan_of({}, after).require_ok())
+        for _ in range(2):
+            parent = plan.request, plan.spec, plan.provenance
+            plan = planned_restart(parent, patch, after)
+            child = plan.spec
+            assert order_of(child) == order_of(first)
+            assert carry_between(first, child).kind == "full"
+
+
+@pytest.mark.parametrize(
+    ("patch", "expected"),
+    [
+        ({"shuffle": "full"}, ("full", "auto", "auto")),
+        ({"shuffle_group": 64}, ("block", 64, 3)),
+        ({"shuffle": None}, ("full", "auto", "auto")),
+        (None, ("full", "auto", "auto")),
+    ],
+    ids=str,
+)
+def test_a_restart_that_names_a_part_of_the_order_settles_all_of_it(patch, expected):
+    """A group that is kept beside another shuffle would be refused."""
+    plan = plan_of({}, ON_SMALL)
+    parent = plan.request, plan.spec, plan.provenance
+    child = planned_restart(parent, {"data": {"loader": patch}}, ON_LARGE).require_ok()
+    assert order_of(child) == expected
+    assert carry_between(parent[1], child).kind == "weights"
+
+
+def test_a_restart_on_other_data_settles_its_order_anew():
+    plan = plan_of({}, ON_SMALL)
+    parent = plan.request, plan.spec, plan.provenance
+    facts = world(LARGE_DATA, weather(name="other"), devices=(SMALL_HOST,))
+    child = planned_restart(parent, {"data": {"dataset": "other"}}, facts).require_ok()
+    assert order_of(child) == ("full", "auto", "auto")
+
+
+def without_blocks(change, facts):
+    """A run that a version without `shuffle_block` stored."""
+    plan = plan_of(change, facts)
+    spec, provenance = deepcopy(plan.require_ok()), dict(plan.provenance)
+    del spec["data"]["loader"]["shuffle_block"]
+    del provenance["/data/loader/shuffle_block"]
+    return plan.request, spec, provenance
+
+
+def test_the_blocks_of_a_run_from_before_they_were_stored_stay_as_they_were():
+    """4 MiB at most, and 16 in a group at least."""
+    _, spec, _ = parent = without_blocks({}, ON_SMALL)
+    spec["data"]["loader"] |= {"shuffle": "block", "shuffle_group": 16_384}
+    blocks = Shuffle("block", 16_384, 4 * 2**20 // 21_744)
+    assert stored_shuffle(read_stored(spec).data.loader, 100_000, 21_744) == blocks
+    for _ in range(2):
+        plan = planned_restart(parent, {"data": {"loader": {"chunk_size": "32MiB"}}}, ON_LARGE)
+        assert order_of(plan.spec) == ("block", 16_384, "auto")
+        assert carry_between(spec, plan.spec).kind == "full"
+        assert stored_shuffle(read_stored(plan.spec).data.loader, 100_000, 21_744) == blocks
+        parent = plan.request, plan.spec, plan.provenance
+
+
+@pytest.mark.parametrize("shuffle", ["full", "none", "lanes"])
+def test_an_order_without_blocks_means_what_it_meant_before_there_were_any(shuffle):
+    change = {"data": {"loader": {"shuffle": shuffle}}}
+    _, spec, _ = parent = without_blocks(change, ON_LARGE)
+    child = planned_restart(parent, {}, ON_LARGE).require_ok()
+    assert order_of(child) == (shuffle, "auto", "auto")
+    assert carry_between(spec, child).kind == "full"
