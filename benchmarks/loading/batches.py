@@ -39,7 +39,7 @@ Labels = NDArray[np.float64]
 SAMPLES, SAMPLE_BYTES, EPOCHS = 2**21, 1_584, 3
 MEMORY = DataMemory(2 * 2**30 + 2**29, 2 * 2**30 + 2**29)
 # Bytes of a file, and features of its samples: 1.5 KiB, 23 KiB and 235 KiB.
-FILE_BYTES, FEATURES, ROUNDS = 1_200 * MIB, (1, 16, 167), 9
+FILE_BYTES, FEATURES, ROUNDS = 768 * MIB, (1, 16, 167), 5
 LEAST_OF_BEFORE = 0.95
 WIDER_BLOCKS = (4 * BLOCK_BYTES,)
 

@@ -148,7 +148,7 @@ class Order:
     def _block_epoch(self, epoch: int) -> _BlockEpoch:
         if self._blocks is None or self._blocks[0] != epoch:
             count = -(-self.num_samples // self.block)
-            blocks = permutation(self.seed, Purpose.blocks, epoch, 0, count)
+            blocks = permutation(self.seed, Purpose.blocks, epoch, 0, count, self.piece_done)
             borders = np.arange(0, count + self._blocks_per_group, self._blocks_per_group)
             borders = np.minimum(borders, count)
             # The file's last block may be short; every border after it moves up by what it lacks.
