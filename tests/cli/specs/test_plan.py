@@ -14,12 +14,14 @@ from app.cli.specs.specfile import read_request
 from app.guard.case import Case
 from app.guard.plan import RunPlan, make_plan
 from app.guard.wording import share
+from app.planning.shuffle import Neighbours
+from app.spec.layers import overlay
 from app.spec.run import RunSpec
 from app.store.runs.history import LEAST_SECONDS, LEAST_STEPS
 from stoker import Client
 from tests.cli.conftest import SPEC
 from tests.guard.cases import CASES
-from tests.guard.world import CATALOG, REQUEST, as_measured, point, world
+from tests.guard.world import CATALOG, REQUEST, as_measured, point, with_field, world
 
 WRITTEN = """\
 # Forecasts of the waves
@@ -114,6 +116,17 @@ def test_the_memory_plan_is_shown_with_its_largest_part_first(capsys, monkeypatc
     assert "The data stays on the device." in out
     assert "Measured by run 7, last on box at 2023-11-14T22:13:20Z, with batches of 128." in out
     assert ", by run 1\n" in out
+
+
+def test_a_plan_shows_what_a_batch_is_worth(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    alike = with_field("targets", neighbours=Neighbours((1, 64, 128), (1.0, 1.0, 0.5)))
+    for loader, worth in (({}, "128"), ({"shuffle_group": 640, "shuffle_block": 64}, "11")):
+        plan = make_plan(overlay(REQUEST, {"data": {"loader": loader}}), world(alike), CATALOG)
+        assert plan.memory is not None
+        print_plan(answer_of(plan, plan.memory), everything=False)
+        out = capsys.readouterr().out
+        assert f"128 samples, worth about {worth} independent ones of 'targets'" in out
 
 
 def test_a_probe_has_a_real_step_measured(cli, up, spec_file):
