@@ -241,8 +241,8 @@ class Case:
 
     @Derived
     def settled_order(self) -> Mapping[str, Any]:
-        """By JSON Pointer, the values that the loader's `auto` becomes at submission, by the data
-        and the memory for it.
+        """The values that the loader's `auto` becomes at submission, by JSON Pointer. They follow
+        from the data and the memory for it.
         """
         loader = self.spec.data.loader
         if not isinstance(loader, ChunkedLoader):
@@ -339,8 +339,8 @@ class Case:
 
     @Derived
     def batch_worth(self) -> BatchWorth | None:
-        """Of the targets whose neighbours were compared, what a step's samples are worth by the one
-        where they are worth least; None where none was.
+        """The worth of a step's samples, by the target where they are worth least; None where no
+        inspection compared the neighbours of a target.
         """
         fields, samples = self.dataset.fields, self.sizes.training
         shuffle, batch = self.shuffle, min(self.effective_batch, samples)

@@ -117,7 +117,7 @@ class FieldFacts:
     not_a_part: tuple[int, int] | None = None
     """Of one whole number a sample: (sample, value) of the first that stands for no part."""
     neighbours: Neighbours | None = None
-    """How alike rows are that lie close together; None: nobody has looked, or no value varies."""
+    """The likeness of rows that lie close together; None: nobody has looked, or no value varies."""
 
     @property
     def is_read_in_batches(self) -> bool:

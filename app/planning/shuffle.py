@@ -96,18 +96,18 @@ def _block_within(group: int, block: int) -> int:
 
 @dataclass(frozen=True)
 class Neighbours:
-    """How alike the rows of an array are that lie close together, as an inspection measured it."""
+    """The likeness of rows that lie close together in an array, as an inspection measured it."""
 
     distances: tuple[int, ...]
     """1, 2, 4, … rows."""
     shares: tuple[float, ...]
-    """Of the variance of one row, what the mean of a block of so many rows has. Independent rows
-    have 1 / distance, equal ones 1.
+    """The variance of the mean of a block of so many rows, over that of one row: 1 / distance for
+    independent rows, 1 for equal ones.
     """
 
     def share(self, rows: int) -> float:
-        """Returns the share that the means of blocks of `rows` have: between the distances by
-        powers of them, and beyond the last as between the last two.
+        """Returns the share for blocks of `rows`. It is interpolated between the distances on
+        logarithmic axes, and goes on beyond the last one as between the last two.
         """
         at = min(bisect_right(self.distances, rows), len(self.distances) - 1)
         if at == 0:
@@ -122,8 +122,8 @@ class Neighbours:
 def independent_samples(
     shuffle: Shuffle, batch: int, samples: int, neighbours: Neighbours
 ) -> float:
-    """Returns how many independent samples have a mean that is as sure as that of a batch, which
-    is `batch` at the utmost. `samples`: of the training part.
+    """Returns the number of independent samples whose mean varies as much as that of a batch, at
+    most `batch`. `samples`: of the training part.
 
     A batch is drawn without replacement from its group, and a group from the blocks of the file.
     So the variance of a batch's mean is that of the group's mean, by the law of total variance,

@@ -151,15 +151,15 @@ class NotAPart(Answer):
 
 
 class Neighbours(Answer):
-    """How alike the rows of an array are that lie close together; lists of one length."""
+    """The likeness of rows that lie close together in an array; the lists have one length."""
 
     distances: list[int]
     """1, 2, 4, … rows."""
     correlations: list[float]
-    """Of two rows so far apart."""
+    """The correlation of two rows so far apart."""
     shares: list[float]
-    """Of the variance, what the means of blocks of so many rows have; independent rows have
-    1 / distance. Files and segments that differ show in long blocks.
+    """The variance of the means of blocks of so many rows, over that of one row; 1 / distance for
+    independent rows. Files and segments that differ show in long blocks.
     """
 
 
@@ -210,7 +210,7 @@ class DatasetField(Answer):
     not_a_part: NotAPart | None = None
     """Why one whole number a sample cannot split the samples; null: it can, or is no such field."""
     neighbours: Neighbours | None = None
-    """Null also where no value varies, and of ragged and packed arrays."""
+    """The likeness of its neighbours; null also where no value varies, and for ragged arrays."""
 
 
 class DatasetRoles(Answer):

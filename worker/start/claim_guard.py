@@ -84,8 +84,9 @@ def guard_claim(
 
 
 def _with_reading_warned_of(spec: RunSpec, here: Judgement) -> Judgement:
-    """Data that was to stay on the device and streams here is read in the order that was settled:
-    that is said with its rate, and refuses nothing.
+    """Returns the judgement with slow reads as warnings where the place decides about streaming.
+
+    The data is then read in the order that was settled, which is slow, and still right.
     """
     loader = spec.data.loader
     if not isinstance(loader, ChunkedLoader) or loader.residency != "auto":

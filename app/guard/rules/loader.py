@@ -76,7 +76,7 @@ def alike_batches(case: Case) -> Iterator[Finding]:
 
 
 def _drawn(case: Case) -> str:
-    """How a batch is drawn, in words."""
+    """Returns a clause that says how a batch is drawn."""
     shuffle = case.shuffle
     if shuffle.kind == "none":
         return "a batch is made of neighbours"

@@ -92,12 +92,10 @@ def describe_values(rows: Parts) -> dict[str, Any]:
 
 
 def neighbours_of(rows: Parts) -> dict[str, Any] | None:
-    """How alike rows are that lie close together, as JSON: by `distances` 1, 2, 4, … the
-    `correlations` of two rows so far apart, and the `shares` of the variance that the means of
-    blocks of so many rows have. Independent rows have correlations of 0 and shares of 1 / distance.
+    """Returns the likeness of rows that lie close together, as JSON of the model `Neighbours`.
 
-    Several values of a row, COMPARED_VALUES at most, are averaged. None where no value varies, or
-    where too few rows were looked at. Of files and segments that differ, long blocks do.
+    The figures are means over several values of a row, COMPARED_VALUES at most. None where no value
+    varies, or where fewer than 2 × LEAST_BLOCKS rows were looked at.
     """
     parts = _standardized(rows)
     sampled = sum(len(part) for part in rows)

@@ -96,7 +96,7 @@ class ChunkedOpener:
         self._rung = rung
         self._preparing = preparing
         self._scattered_rate: float | None = None
-        """Bytes a second of rows in full order, where these are read from the file."""
+        """The bytes a second of rows in full order; None while none are read from the file."""
 
     def use(self, use: Use) -> Use:
         residency = self._residency
@@ -144,7 +144,7 @@ class ChunkedOpener:
         }
 
     def warnings(self) -> Warnings:
-        """A full order that was settled for data on the device, and now reads the file."""
+        """Warns of a full order that was settled for data on the device, and now reads the file."""
         if self._scattered_rate is None or self._settings.residency == "stream":
             return []
         chunk, samples = self._residency.chunk_samples, self._need.train_samples
@@ -161,8 +161,8 @@ class ChunkedOpener:
 
 
 def _scattered_rate(dataset: Checked, part: Part, chunk_samples: int) -> float:
-    """Bytes a second at which rows come that lie as far apart as those of a chunk in full order;
-    the page cache may have a part in it.
+    """Measures the bytes a second of rows that lie as far apart as those of a chunk in full order.
+    The page cache may have a part in it.
     """
     count = min(chunk_samples, max(1, FIRST_CHUNK_BYTES // dataset.kept_bytes))
     rows = part.take(np.arange(count, dtype=np.int64) * len(part) // chunk_samples)
