@@ -255,7 +255,8 @@ class Case:
         largest = max(self.arrays.values(), key=lambda array: array.kept_bytes)
         rows = largest.chunk_rows if largest.is_read_whole else None
         network = bool(self.dataset.network)
-        shuffle = settled_shuffle(loader, need, memory, rows or 1, on_network=network)
+        batch = self.spec.training.batch_size
+        shuffle = settled_shuffle(loader, need, memory, batch, rows or 1, on_network=network)
         values: dict[str, Any] = {"shuffle": shuffle.kind}
         if shuffle.kind == "block":
             values |= {"shuffle_group": shuffle.group, "shuffle_block": shuffle.block}

@@ -6,10 +6,16 @@ stored spec says; chunks, memory and devices only subdivide the reading and neve
 
 from bisect import bisect_right
 from dataclasses import dataclass
-from math import log2
+from math import lcm, log2
 from typing import Literal
 
-from app.planning.residency import GIB, DataMemory, Need, settle_residency
+from app.planning.residency import (
+    GIB,
+    LEAST_BATCHES_A_CHUNK,
+    DataMemory,
+    Need,
+    settle_residency,
+)
 from app.spec.data import ChunkedLoader, Loader
 
 # A block is read at once: large enough that a read costs little beside its bytes, small enough
@@ -61,6 +67,7 @@ def settled_shuffle(
     loader: ChunkedLoader,
     need: Need,
     memory: DataMemory | None,
+    batch: int,
     stored_rows: int = 1,
     *,
     on_network: bool = False,
@@ -69,6 +76,7 @@ def settled_shuffle(
 
     `full` where the data stays in `memory` or one chunk holds the training part; otherwise blocks
     in groups that a chunk holds. `memory`: None while no device is known; then 4 GiB are assumed.
+    A group has whole batches of `batch`, because a batch with parts of two chunks is copied.
     `stored_rows`: samples in a storage chunk that is read whole. A block has whole chunks, because
     a chunk with parts of many blocks would be read for each of them.
     """
@@ -85,7 +93,9 @@ def settled_shuffle(
         chunks = -(-max(1, size // need.sample_bytes) // stored_rows)
         block = _block_within(samples, chunks * stored_rows)
     if group == "auto":
-        samples = max(block, samples // block * block)
+        whole = lcm(block, batch)
+        unit = whole if samples >= LEAST_BATCHES_A_CHUNK * whole else block
+        samples = max(block, samples // unit * unit)
     return Shuffle("block", samples, block)
 
 

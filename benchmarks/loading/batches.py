@@ -25,7 +25,7 @@ from app.planning.shuffle import (
 from app.spec.data import ChunkedLoader
 from benchmarks.effort import Effort
 from benchmarks.figures import Figure, figure_of
-from benchmarks.loading.arms import CHUNK_BYTES, Arm
+from benchmarks.loading.arms import BATCH, CHUNK_BYTES, Arm
 from benchmarks.loading.figures import forget
 from benchmarks.loading.files import DataFile, write
 from benchmarks.loading.rounds import in_turn, rates, ratio
@@ -88,7 +88,7 @@ def orders() -> dict[str, Shuffle]:
     loader = ChunkedLoader(residency="stream")
     return {
         "before": stored_shuffle(ChunkedLoader(shuffle="block"), SAMPLES, SAMPLE_BYTES),
-        "after": settled_shuffle(loader, need, MEMORY),
+        "after": settled_shuffle(loader, need, MEMORY, BATCH),
     }
 
 
@@ -129,7 +129,11 @@ def _rates(file: DataFile, effort: Effort) -> list[Figure]:
     ways = {"before": before}
     for size in (BLOCK_BYTES, *WIDER_BLOCKS):
         block = max(1, size // file.sample_bytes)
-        ways[f"blocks of {size >> 10} KiB"] = Shuffle("block", chunk // block * block, block)
+        asked = ChunkedLoader(
+            residency="stream", chunk_size=f"{CHUNK_BYTES // MIB}MiB", shuffle_block=block
+        )
+        need = Need(file.sample_bytes, 1, file.samples)
+        ways[f"blocks of {size >> 10} KiB"] = settled_shuffle(asked, need, MEMORY, BATCH)
     figures: list[Figure] = []
     for title, cold in (("cached", False), ("cold", True)):
         arms = [_arm(file, name, shuffle) for name, shuffle in ways.items()]

@@ -121,7 +121,7 @@ def test_what_is_shuffled_together_is_fixed_at_submission():
 @pytest.mark.parametrize(
     ("change", "facts", "expected"),
     [
-        ({"chunk_size": "512MiB"}, {"samples": 60_000}, ("block", 24_681, 3)),
+        ({"chunk_size": "512MiB"}, {"samples": 60_000}, ("block", 24_576, 3)),
         # A chunk that holds all of it needs no blocks.
         ({"chunk_size": "100MiB"}, {}, ("full", "auto", "auto")),
         ({"chunk_size": "4MiB"}, {}, ("block", 192, 3)),
