@@ -23,6 +23,8 @@ class _Optimizer(SpecModel):
     """Peak learning rate, per step; default 0.001."""
     weight_decay: WeightDecay = 0.01
     """Weight decay (decoupled in adamw, L2 otherwise); default 0.01."""
+    decay: Literal["matrices", "all"] = "matrices"
+    """Weights that decay: all, or no biases, norms, embeddings and positions; default matrices."""
     backbone_lr: LearningRate | None = None
     """Peak learning rate of the recipe's backbone, as of pretrained weights; default none: lr."""
 
@@ -102,7 +104,11 @@ class _Warmup(SpecModel):
 
 
 class OneCycle(_Warmup):
-    """Up from lr/div_factor to lr and down to lr/(div_factor·final_div_factor), both as cosines."""
+    """Up from lr/div_factor to lr and down to lr/(div_factor·final_div_factor), both as cosines.
+
+    Only the learning rate moves. Momentum (beta1 of adam) stays, where torch's OneCycleLR cycles
+    it: a recorded CUDA graph reads the rate from the device, but has the momentum written into it.
+    """
 
     kind: Literal["onecycle"] = "onecycle"
     """One cycle: Smith & Topin, 2018."""
@@ -173,12 +179,14 @@ class StochasticAveraging(SpecModel):
 
 
 class ExponentialAveraging(SpecModel):
-    """The mean of the weights after all steps, of which the later ones weigh more."""
+    """The mean of the weights after all steps; later ones weigh more."""
 
     kind: Literal["ema"]
     """Exponential moving average: Polyak & Juditsky, 1992."""
     decay: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.999
     """Weight of the past in each step; default 0.999."""
+    ramp: bool = True
+    """Begin at a smaller decay, min(decay, (1 + n)/(10 + n)) after n updates; default true."""
 
 
 Averaging = Annotated[

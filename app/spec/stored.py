@@ -41,6 +41,9 @@ def _earlier_values(spec: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         yield "/data/split/seed", spec.get("training", {}).get("seed", 0)
     if spec.get("data", {}).get("loader", {}).get("kind") == "chunked":
         yield "/data/loader/shuffle_block", "auto"  # see app.planning.shuffle.stored_shuffle
+    yield "/optimizer/decay", "all"
+    if spec.get("averaging", {}).get("kind") == "ema":
+        yield "/averaging/ramp", False
     recipe = RECIPES.get(spec.get("recipe", {}).get("kind", ""))
     if recipe is not None:
         for name, value in recipe.earlier.items():

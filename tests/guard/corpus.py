@@ -67,7 +67,11 @@ ORDINARY = st.fixed_dictionaries(
                 {"kind": st.just("swa"), "start_epoch": st.integers(1, 60), "lr": LOG_UNIFORM}
             ),
             st.fixed_dictionaries(
-                {"kind": st.just("ema"), "decay": st.sampled_from([0.9, 0.99, 0.999, 0.9999])}
+                {
+                    "kind": st.just("ema"),
+                    "decay": st.sampled_from([0.9, 0.99, 0.999, 0.9999]),
+                    "ramp": st.booleans(),
+                }
             ),
         ),
         "evaluation": st.fixed_dictionaries(

@@ -43,8 +43,8 @@ LEARNING: dict[str, Example] = {
         {**averaged_from(2), "evaluation": {"every_steps": 26}},
     ),
     "learning.average_of_first_weights": Example(
-        {"averaging": {"kind": "ema", "decay": 0.978}},
-        {"averaging": {"kind": "ema", "decay": 0.977}},
+        {"averaging": {"kind": "ema", "decay": 0.978, "ramp": False}},
+        {"averaging": {"kind": "ema", "decay": 0.977, "ramp": False}},
     ),
     "learning.averaging_rate_above_lr": Example(
         averaged_from(4, lr=1.1e-3), averaged_from(4, lr=1e-3)

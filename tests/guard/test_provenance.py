@@ -53,7 +53,7 @@ KINDS: dict[str, dict[str, dict[str, tuple[Any, ...]]]] = {
     },
     "/averaging": {
         "none": {},
-        "ema": {"decay": (0.99,)},
+        "ema": {"decay": (0.99,), "ramp": (False,)},
     },
     "/data/split": {
         "chronological": {"validation_fraction": (0.1, 0.3), "test_fraction": (0.0, 0.1)},

@@ -187,13 +187,21 @@ def test_a_finished_run_goes_on_by_the_limit_that_ended_it():
 RANDOM = {"data": {"split": {"method": "random"}}, "training": {"seed": 3}}
 
 
-def without_split_seed(change):
-    """The request, spec and provenance of a run that a version without split seeds stored."""
+def without(pointer, change):
+    """The request, spec and provenance of a run that a version without this field stored."""
     plan = plan_of(change)
     spec = deepcopy(plan.require_ok())
-    del spec["data"]["split"]["seed"]
-    provenance = {at: one for at, one in plan.provenance.items() if at != "/data/split/seed"}
+    *blocks, name = pointer.strip("/").split("/")
+    block = spec
+    for part in blocks:
+        block = block[part]
+    del block[name]
+    provenance = {at: one for at, one in plan.provenance.items() if at != pointer}
     return plan.request, spec, provenance
+
+
+def without_split_seed(change):
+    return without("/data/split/seed", change)
 
 
 def planned_restart(parent, patch, facts=None):
@@ -403,3 +411,30 @@ def test_an_order_without_blocks_means_what_it_meant_before_there_were_any(shuff
     child = planned_restart(parent, {}, ON_LARGE).require_ok()
     assert order_of(child) == (shuffle, "auto", "auto")
     assert carry_between(spec, child).kind == "full"
+
+
+EMA = {"averaging": {"kind": "ema"}}
+
+
+@pytest.mark.parametrize("kind", ["adamw", "adam", "sgd"])
+def test_all_weights_decayed_before_there_was_a_choice(kind):
+    optimizer = {"kind": kind, "weight_decay": 0.1}
+    parent = without("/optimizer/decay", {"optimizer": optimizer})
+    assert read_stored(parent[1]).optimizer.decay == "all"
+    child = planned_restart(parent, {"optimizer": {"weight_decay": 0.2}}).require_ok()
+    assert child["optimizer"]["decay"] == "all"
+    same = planned_restart(parent, {}).require_ok()
+    assert carry_between(parent[1], same).kind == "full"
+    changed = planned_restart(parent, {"optimizer": {"decay": "matrices"}}).require_ok()
+    assert carry_between(parent[1], changed).changed == ("/optimizer/decay",)
+
+
+def test_an_average_had_no_ramp_before_there_was_one():
+    parent = without("/averaging/ramp", EMA)
+    assert not read_stored(parent[1]).averaging.ramp
+    child = planned_restart(parent, {"averaging": {"decay": 0.9}}).require_ok()
+    assert child["averaging"] == {"kind": "ema", "decay": 0.9, "ramp": False}
+    same = planned_restart(parent, {}).require_ok()
+    assert carry_between(parent[1], same).kind == "full"
+    new = planned_restart(without("/optimizer/decay", {}), EMA).require_ok()
+    assert new["averaging"]["ramp"]

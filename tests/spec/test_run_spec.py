@@ -46,7 +46,7 @@ CONTRACT = {
     "class_weights": None,
     "optimizer": {
         "kind": "adamw", "lr": 1.0e-3, "weight_decay": 0.01, "betas": [0.9, 0.999],
-        "backbone_lr": None,
+        "backbone_lr": None, "decay": "matrices",
     },
     "schedule": {
         "kind": "onecycle", "warmup_fraction": 0.3, "warmup_steps": None, "div_factor": 25,

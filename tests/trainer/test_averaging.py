@@ -19,7 +19,8 @@ from worker.trainer.checkpoints.format import TRAINED, load, publish
 from worker.trainer.errors import TrainerError
 from worker.trainer.recipes.base import Batch
 
-EMA: dict[str, Any] = {"averaging": {"kind": "ema", "decay": 0.7}}
+# The ramp ends within a run of nine steps: after its fifth update, 6/15 is the decay.
+EMA: dict[str, Any] = {"averaging": {"kind": "ema", "decay": 0.4, "ramp": True}}
 # Three epochs of three steps: the second and the third enter.
 SWA: dict[str, Any] = {
     "averaging": {"kind": "swa", "start_epoch": 2, "lr": 0.02},
@@ -27,6 +28,11 @@ SWA: dict[str, Any] = {
     "checkpoint": {"every_steps": 1},
 }
 EPOCH_STEPS = 3
+
+
+def ramped(averaged: list[Tensor], weights: list[Tensor], count: Tensor) -> None:
+    n = int(count)
+    get_ema_multi_avg_fn(min(0.5, (1 + n) / (10 + n)))(averaged, weights, count)
 
 
 class NormedTask(DrawingTask):
@@ -92,10 +98,11 @@ def train_a_little(model: nn.Module) -> None:
 @pytest.mark.parametrize(
     ("wanted", "reference"),
     [
-        (ExponentialAveraging(kind="ema", decay=0.9), get_ema_multi_avg_fn(0.9)),
+        (ExponentialAveraging(kind="ema", decay=0.9, ramp=False), get_ema_multi_avg_fn(0.9)),
+        (ExponentialAveraging(kind="ema", decay=0.5), ramped),
         (StochasticAveraging(kind="swa", start_epoch=1, lr=0.1), None),
     ],
-    ids=["ema", "swa"],
+    ids=["ema", "ramped", "swa"],
 )
 def test_an_average_is_that_of_torchs_averaged_model(wanted: Averaging, reference: Any) -> None:
     """To the last bit after every step; weights that are tied are averaged once."""
@@ -117,8 +124,19 @@ def test_an_average_is_that_of_torchs_averaged_model(wanted: Averaging, referenc
         assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
 
 
-def test_an_ema_of_a_run_is_that_of_its_steps(lab: Lab) -> None:
-    patch = merged(EMA, {"checkpoint": {"every_steps": 1, "keep_last": 100}})
+@pytest.mark.parametrize(
+    ("averaging", "decays"),
+    [
+        ({"decay": 0.7, "ramp": False}, [0.7] * 8),
+        ({"decay": 0.4, "ramp": True}, [2 / 11, 3 / 12, 4 / 13, 5 / 14, 0.4, 0.4, 0.4, 0.4]),
+    ],
+    ids=["steady", "ramped"],
+)
+def test_an_ema_of_a_run_is_that_of_its_steps(
+    lab: Lab, averaging: dict[str, Any], decays: list[float]
+) -> None:
+    often = {"checkpoint": {"every_steps": 1, "keep_last": 100}, "averaging": averaging}
+    patch = merged(EMA, often)
     outcome = lab.run(patch=patch)
     plain = lab.run(patch={"checkpoint": {"every_steps": 1}})
     average: dict[str, Tensor] = {}
@@ -127,7 +145,8 @@ def test_an_ema_of_a_run_is_that_of_its_steps(lab: Lab) -> None:
         # The training itself is the one that it would be without an average.
         assert all(torch.equal(one, delivered(plain, step)[n]) for n, one in weights.items())
         for name, one in weights.items():
-            average[name] = one if step == 1 else torch.lerp(average[name], one, 1 - 0.7)
+            weight = 1.0 if step == 1 else 1 - decays[step - 2]
+            average[name] = torch.lerp(average.get(name, one), one, weight)
         found = delivered(outcome, step)
         assert all(torch.equal(found[name], one) for name, one in average.items())
     assert not torch.equal(found["head.weight"], weights["head.weight"])

@@ -7,8 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from worker.trainer.optimizers import set_learning_rate
+from app.recipes.sequence import Sequence
+from app.spec.optimization import SGD, Adam, AdamW, Optimizer
+from worker.trainer.optimizers import build_optimizer, set_learning_rate
+from worker.trainer.recipes.base import undecayed_parameters
+from worker.trainer.recipes.encoders import TransformerEncoder
+from worker.trainer.recipes.sequence_model import AttentionFusion
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -84,6 +90,86 @@ def test_training_and_resuming_leave_the_compiler_where_it_is(tmp_path: Path) ->
 @pytest.mark.slow
 def test_the_weights_are_those_of_untouched_optimizers() -> None:
     assert in_a_process(COMPARE) == "[True, True, True]"
+
+
+def every_kind_of_module() -> nn.Module:
+    recipe = Sequence(kind="sequence", encoder="transformer", hidden_size=4, patch=1)
+    modules = {
+        "linear": nn.Linear(3, 2), "one_row": nn.Linear(3, 1), "convolution": nn.Conv2d(2, 3, 3),
+        "lstm": nn.LSTM(3, 4), "attention": nn.MultiheadAttention(4, 2),
+        "layer_norm": nn.LayerNorm([2, 3]), "batch_norm": nn.BatchNorm1d(3),
+        "group_norm": nn.GroupNorm(2, 4), "rms_norm": nn.RMSNorm([2, 3]),
+        "embedding": nn.Embedding(5, 3), "bag": nn.EmbeddingBag(5, 3), "slope": nn.PReLU(3),
+        "transformer": TransformerEncoder(recipe, 3, 5), "fusion": AttentionFusion(recipe, 2),
+    }  # fmt: skip
+    return nn.ModuleDict(modules)
+
+
+# The names do not decide; here they happen to tell what is what.
+MATRICES = {
+    "linear.weight", "one_row.weight", "convolution.weight", "lstm.weight_ih_l0",
+    "lstm.weight_hh_l0", "attention.in_proj_weight", "attention.out_proj.weight",
+    "transformer.embedding.weight", "transformer.layers.0.self_attn.in_proj_weight",
+    "transformer.layers.0.self_attn.out_proj.weight", "transformer.layers.0.linear1.weight",
+    "transformer.layers.0.linear2.weight", "fusion.attention.in_proj_weight",
+    "fusion.attention.out_proj.weight",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("decay", ["matrices", "all"])
+@pytest.mark.parametrize(("kind", "name"), [(AdamW, "adamw"), (Adam, "adam"), (SGD, "sgd")])
+def test_weight_decay_leaves_out_what_is_no_matrix(
+    kind: type[AdamW | Adam | SGD], name: str, decay: str
+) -> None:
+    """A step of no gradient moves the weights that decay, and no others."""
+    settings = {"kind": name, "lr": 0.1, "weight_decay": 0.5, "decay": decay}
+    model = every_kind_of_module()
+    optimizer = build_optimizer(
+        kind.model_validate(settings),
+        {"model": model.parameters()},
+        undecayed=undecayed_parameters(model),
+    )
+    before = {}
+    for place, parameter in model.named_parameters():
+        before[place] = parameter.data.fill_(1.0).clone()
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    moved = {n for n, one in model.named_parameters() if not torch.equal(one, before[n])}
+    assert moved == (MATRICES if decay == "matrices" else before.keys())
+
+
+def test_a_weight_that_an_embedding_shares_with_a_layer_does_not_decay() -> None:
+    model = nn.ModuleDict({"embedding": nn.Embedding(5, 3), "head": nn.Linear(3, 5, bias=False)})
+    model["head"].weight = model["embedding"].weight
+    assert undecayed_parameters(model) == set(model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("wanted", "factors", "expected"),
+    [
+        (AdamW(), {}, {(1.0, 0.01): 2, (1.0, 0.0): 2}),
+        (AdamW(), {"backbone": 1.0}, {(1.0, 0.01): 2, (1.0, 0.0): 2}),
+        (AdamW(decay="all"), {}, {(1.0, 0.01): 4}),
+        (AdamW(weight_decay=0.0), {}, {(1.0, 0.0): 4}),
+        (Adam(kind="adam"), {"backbone": 0.1}, {(0.1, 0.0): 2, (1.0, 0.0): 2}),
+        (AdamW(decay="all"), {"backbone": 0.1}, {(0.1, 0.01): 2, (1.0, 0.01): 2}),
+        (
+            AdamW(), {"backbone": 0.1},
+            {(0.1, 0.01): 1, (0.1, 0.0): 1, (1.0, 0.01): 1, (1.0, 0.0): 1},
+        ),
+    ],
+)  # fmt: skip
+def test_there_is_one_group_for_each_pair_of_rate_and_decay(
+    wanted: Optimizer, factors: dict[str, float], expected: dict[tuple[float, float], int]
+) -> None:
+    model = nn.ModuleDict({"backbone": nn.Linear(3, 4), "head": nn.Linear(4, 2)})
+    groups = {name: module.parameters() for name, module in model.items()}
+    optimizer = build_optimizer(wanted, groups, factors, undecayed_parameters(model))
+    sizes = {
+        (group["rate_factor"], group["weight_decay"]): len(group["params"])
+        for group in optimizer.param_groups
+    }
+    assert (sizes, len(optimizer.param_groups)) == (expected, len(expected))
 
 
 @pytest.mark.parametrize(

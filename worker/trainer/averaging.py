@@ -111,9 +111,22 @@ def averaged_weights(model: nn.Module, wanted: Averaging) -> AveragedWeights | N
     if isinstance(wanted, NoAveraging):
         return None
     if isinstance(wanted, ExponentialAveraging):
-        update = get_ema_multi_avg_fn(wanted.decay)  # type: ignore[no-untyped-call]
-        return AveragedWeights(model, update, with_statistics=False)
+        return AveragedWeights(model, _exponentially(wanted), with_statistics=False)
     return AveragedWeights(model, _equally, with_statistics=True)
+
+
+def _exponentially(wanted: ExponentialAveraging) -> Update:
+    """The decay is a number of the host, so that no update waits for the device.
+
+    It ramps up from the first update on: otherwise the average would be mostly weights that were
+    hardly trained, in a run that is not much longer than the decay looks back.
+    """
+
+    def update(averaged: list[Tensor], weights: list[Tensor], count: int) -> None:
+        decay = min(wanted.decay, (1 + count) / (10 + count)) if wanted.ramp else wanted.decay
+        get_ema_multi_avg_fn(decay)(averaged, weights, count)  # type: ignore[no-untyped-call]
+
+    return update
 
 
 def _equally(averaged: Sequence[Tensor], weights: Sequence[Tensor], count: int) -> None:

@@ -10,6 +10,7 @@ import torch
 from app.container import limits
 from app.lifecycle import Reason
 from app.planning.ladder import NO_RUNG, Rung
+from app.spec.optimization import SGD, Optimizer
 from app.spec.recipe import BACKBONE
 from app.spec.run import RunSpec
 from worker.reporting import EventLog, Pulse
@@ -39,7 +40,13 @@ from worker.trainer.optimizers import build_optimizer
 from worker.trainer.prepared import prepared_tables
 from worker.trainer.randomness import seed_everything
 from worker.trainer.recipes import task_of, trained_as_another
-from worker.trainer.recipes.base import Statistics, Tables, Task, grouped_parameters
+from worker.trainer.recipes.base import (
+    Statistics,
+    Tables,
+    Task,
+    grouped_parameters,
+    undecayed_parameters,
+)
 from worker.trainer.recipes.contract import left_unstandardized, model_of
 from worker.trainer.report.environment import describe_environment
 from worker.trainer.report.losses import LossFile
@@ -237,8 +244,8 @@ def build_step(
         carry_weights(model, task, start.snapshot)
     if spec.runtime.activation_checkpointing or rung.activation_checkpointing:
         checkpoint_activations(task, model)
-    groups = grouped_parameters(task, model)
-    optimizer = build_optimizer(spec.optimizer, groups, _rate_factors(spec))
+    groups, undecayed = grouped_parameters(task, model), undecayed_parameters(model)
+    optimizer = build_optimizer(spec.optimizer, groups, _rate_factors(spec), undecayed)
     weights = {term: spec.loss_weights.get(term, 1.0) for term in spec.recipe.loss_terms}
     on_device = {name: table.to(precision.device) for name, table in tables.items()}
     limit, average = spec.training.clip_grad_norm, averaged_weights(model, spec.averaging)
@@ -314,10 +321,7 @@ def _applied(trainer: Trainer, first: InitialWeights | None) -> dict[str, Any]:
         "batch_size": plan.micro_batch_size,
         "gradient_accumulation_steps": accumulated * plan.num_micro_batches(plan.batch_size),
         "evaluation_batch_size": held_out.plan.micro_batch_size if held_out else None,
-        "learning_rates": {
-            group["name"]: trainer.spec.optimizer.lr * group["rate_factor"]
-            for group in trainer.step.optimizer.param_groups
-        },
+        **_applied_by_optimizer(trainer.spec.optimizer, trainer.step.optimizer),
         "memory_rung": rung.as_json() if rung.number else None,
         "init_from": first and first.as_json(),
         "steps_per_epoch": agenda.steps_per_epoch,
@@ -325,6 +329,19 @@ def _applied(trainer: Trainer, first: InitialWeights | None) -> dict[str, Any]:
         "log_every_steps": agenda.log_every_steps,
         "parameters": sum(p.numel() for p in trainer.step.model.parameters()),
         "data": trainer.data.describe(),
+    }
+
+
+def _applied_by_optimizer(wanted: Optimizer, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    groups = optimizer.param_groups
+    decayed = [p for group in groups if group["weight_decay"] for p in group["params"]]
+    return {
+        "learning_rates": {
+            name: wanted.lr * group["rate_factor"] for group in groups for name in group["names"]
+        },
+        # The same at each step, also under onecycle.
+        "momentum": wanted.momentum if isinstance(wanted, SGD) else wanted.betas[0],
+        "decayed_parameters": sum(p.numel() for p in decayed),
     }
 
 

@@ -1,7 +1,7 @@
 """PyTorch's optimizers as a spec wishes them, without the compiler they bring along."""
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from types import MappingProxyType
 from typing import Any, Final
@@ -33,17 +33,16 @@ def build_optimizer(
     wanted: Optimizer,
     groups: Mapping[str, Iterable[nn.Parameter]],
     rate_factors: Mapping[str, float] = NO_FACTORS,
+    undecayed: Collection[nn.Parameter] = (),
 ) -> torch.optim.Optimizer:
-    """Fused: one kernel for all weights, and no synchronization under loss scaling.
+    """Fused: one kernel for each group, and no synchronization under loss scaling.
 
-    `groups`: parameters by name; the learning rate of a group is that of the schedule times its
-    factor, 1 where `rate_factors` has none.
+    `groups`: parameters by the recipe's name; their learning rate is that of the schedule times the
+    factor of the name, 1 where `rate_factors` has none. `undecayed`: the parameters that weight
+    decay leaves out, unless `wanted.decay` is all.
     """
     _leave_the_compiler_out()
-    parameters: list[dict[str, Any]] = [
-        {"params": list(group), "name": name, "rate_factor": rate_factors.get(name, 1.0)}
-        for name, group in groups.items()
-    ]
+    parameters = _by_rate_and_decay(wanted, groups, rate_factors, set(undecayed))
     if isinstance(wanted, SGD):
         return _build_sgd(wanted, parameters)
     kind = torch.optim.Adam if isinstance(wanted, Adam) else torch.optim.AdamW
@@ -51,9 +50,32 @@ def build_optimizer(
         parameters,
         lr=wanted.lr,
         betas=wanted.betas,
-        weight_decay=wanted.weight_decay,
         fused=True,
     )
+
+
+def _by_rate_and_decay(
+    wanted: Optimizer,
+    groups: Mapping[str, Iterable[nn.Parameter]],
+    rate_factors: Mapping[str, float],
+    undecayed: Collection[nn.Parameter],
+) -> list[dict[str, Any]]:
+    """One optimizer group for each pair of rate factor and decay, so that few kernels are launched.
+
+    `names` has the recipe's groups that have parameters in it.
+    """
+    merged: dict[tuple[float, float], dict[str, Any]] = {}
+    for name, parameters in groups.items():
+        factor = rate_factors.get(name, 1.0)
+        for parameter in parameters:
+            is_left_out = wanted.decay == "matrices" and parameter in undecayed
+            decay = 0.0 if is_left_out else wanted.weight_decay
+            empty = {"params": [], "names": [], "rate_factor": factor, "weight_decay": decay}
+            group = merged.setdefault((factor, decay), empty)
+            group["params"].append(parameter)
+            if name not in group["names"]:
+                group["names"].append(name)
+    return list(merged.values())
 
 
 def _build_sgd(wanted: SGD, parameters: list[dict[str, Any]]) -> torch.optim.SGD:
@@ -62,7 +84,6 @@ def _build_sgd(wanted: SGD, parameters: list[dict[str, Any]]) -> torch.optim.SGD
         lr=wanted.lr,
         momentum=wanted.momentum,
         nesterov=wanted.nesterov,
-        weight_decay=wanted.weight_decay,
         fused=True,
     )
     if wanted.momentum:

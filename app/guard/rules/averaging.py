@@ -1,6 +1,5 @@
 """Rules about averaged weights: something enters the average, and what enters it is trained."""
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,8 +11,8 @@ from app.spec.optimization import ExponentialAveraging, StochasticAveraging
 WITHOUT: dict[str, Any] = {"/averaging": {"kind": "none"}}
 # SWA takes the last quarter of a run (Izmailov et al., 2018, section 4.1).
 STARTS_AT = 0.75
-# Of first weights in an average: as much is told, and so little is left by the fix.
-MOST_OF_FIRST, LITTLE_OF_FIRST = 0.05, 0.01
+# Largest share of first weights in an average that is not worth a warning.
+MOST_OF_FIRST = 0.05
 
 
 @rule(
@@ -45,25 +44,25 @@ def averages_nothing(case: Case) -> Iterator[Finding]:
 @rule(
     "learning.average_of_first_weights",
     severity="warning",
-    stands_on="The average itself: after n steps decay ** n of it is the weights that it began "
-    "with. A decay of 0.9999 has 82 % of them after 2,000 steps.",
+    stands_on="The average itself: without a ramp, decay ** n of it is the weights that it began "
+    "with after n steps. A decay of 0.9999 has 82 % of them after 2,000 steps. With a ramp it is "
+    "2/11 · 3/12, below 5 %, after three.",
 )
 def average_of_first_weights(case: Case) -> Iterator[Finding]:
     """At the end of a run, at most 5 % of an exponential average is the weights it began with."""
     averaging, steps = case.spec.averaging, case.steps
-    if not isinstance(averaging, ExponentialAveraging) or not steps:
+    if not isinstance(averaging, ExponentialAveraging) or averaging.ramp or not steps:
         return
     first = averaging.decay**steps
     if first <= MOST_OF_FIRST:
         return
-    decay = 1.0 - two_digits(-math.log(LITTLE_OF_FIRST) / steps)
     yield Finding(
-        ("averaging", "decay"),
-        f"With a decay of {averaging.decay:g}, {share(first)} of the average is the first weights "
-        f"after all {steps:,} steps.",
+        ("averaging", "ramp"),
+        f"With a decay of {averaging.decay:g} and no ramp, {share(first)} of the average is the "
+        f"first weights after all {steps:,} steps.",
         f"It looks back over about {1 / (1 - averaging.decay):,.0f} steps. It is what is "
         "evaluated, kept as the best and delivered, and that part of it was never trained.",
-        {"/averaging/decay": round(decay, 8)} if decay > 0 else WITHOUT,
+        {"/averaging/ramp": True},
     )
 
 

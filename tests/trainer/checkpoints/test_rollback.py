@@ -41,7 +41,7 @@ SHORT: dict[str, Any] = {
     "checkpoint": {"every_steps": 4, "keep_best": 0},
     "evaluation": {"every_steps": 7},
 }
-EMA = {"averaging": {"kind": "ema", "decay": 0.7}}
+EMA = {"averaging": {"kind": "ema", "decay": 0.7, "ramp": True}}
 
 
 class Spy:

@@ -1,5 +1,6 @@
 """What a recipe may give beside model and loss: groups of parameters, state that is carried on."""
 
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,13 @@ class Twice(SequenceTask):
         return {"backbone": model.parameters(), "head": model.get_submodule("head").parameters()}
 
 
+class Misnamed(SequenceTask):
+    def build_model(self, statistics: Statistics, tables: Tables) -> nn.Module:
+        model = super().build_model(statistics, tables)
+        model.undecayed = ("positions",)  # type: ignore[assignment]
+        return model
+
+
 class Undeclared(SequenceTask):
     def parameter_groups(self, model: nn.Module) -> Mapping[str, Iterable[nn.Parameter]]:
         return {"tail": model.parameters()}
@@ -68,16 +76,33 @@ def test_each_group_steps_as_it_would_alone_at_its_own_rate(wanted: Optimizer) -
     assert not torch.equal(both[0], trained({"all": [0, 1]}, {})[0])
 
 
-@pytest.mark.parametrize(("first", "second"), [(SequenceTask, OneGroup), (OneGroup, SequenceTask)])
+# A decay and a change of rate that no weight notices: each makes other groups, which train alike.
+ONE_GROUP = {"weight_decay": 0.0}
+BY_DECAY = {"weight_decay": 1e-30, "decay": "matrices"}
+BY_RATE = {"weight_decay": 0.0, "backbone_lr": math.nextafter(0.01, 1.0)}
+BY_BOTH = {**BY_DECAY, **BY_RATE, "weight_decay": 1e-30}
+
+
+@pytest.mark.parametrize("task", [SequenceTask, OneGroup])
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(ONE_GROUP, BY_DECAY), (BY_DECAY, ONE_GROUP), (BY_BOTH, BY_RATE), (BY_RATE, BY_BOTH)],
+    ids=["all to matrices", "matrices to all", "all rates", "both"],
+)
 def test_a_checkpoint_does_not_ask_how_parameters_are_grouped(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch, first: type[Task], second: type[Task]
+    lab: Lab,
+    monkeypatch: pytest.MonkeyPatch,
+    task: type[Task],
+    first: dict[str, Any],
+    second: dict[str, Any],
 ) -> None:
-    straight = lab.run()
+    """Neither by the spec's optimizer nor by the recipe's task, which only reorders them."""
+    straight = lab.run(patch={"optimizer": ONE_GROUP})
     run_dir = lab.new_run()
-    use(monkeypatch, first)
-    lab.run(run_dir, stop=StopAtPoll(BUILDING_POLLS + 5))
-    use(monkeypatch, second)
-    resumed = lab.run(run_dir)
+    use(monkeypatch, task)
+    lab.run(run_dir, patch={"optimizer": first}, stop=StopAtPoll(BUILDING_POLLS + 5))
+    use(monkeypatch, SequenceTask)
+    resumed = lab.run(run_dir, patch={"optimizer": second})
     assert resumed.of_kind("restored")[0]["step"] > 0
     assert (resumed.weights, resumed.losses) == (straight.weights, straight.losses)
 
@@ -99,6 +124,15 @@ def test_groups_that_do_not_part_the_model_are_refused(
     assert caught.value.reason is Reason.trainer_error
 
 
+def test_an_undecayed_parameter_that_is_not_there_ends_the_run(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, Misnamed)
+    with pytest.raises(TrainerError, match=r"SequenceModel\.undecayed names 'positions'") as caught:
+        lab.run()
+    assert caught.value.reason is Reason.trainer_error
+
+
 def test_the_backbone_learns_at_a_rate_of_its_own(lab: Lab) -> None:
     rates = {"lr": 0.01, "backbone_lr": 1e-9, "weight_decay": 0.0}
     outcome = lab.run(patch={"optimizer": rates})
@@ -111,8 +145,26 @@ def test_the_backbone_learns_at_a_rate_of_its_own(lab: Lab) -> None:
             torch.testing.assert_close(weight, first[name], rtol=0, atol=1e-6)
         elif "head" in name:
             assert (weight - first[name]).abs().max() > 1e-3
-    (applied,) = outcome.of_kind("applied")
-    assert applied["applied"]["learning_rates"] == {"backbone": 1e-9, "head": 0.01}
+    (event,) = outcome.of_kind("applied")
+    assert event["applied"]["learning_rates"] == {"backbone": 1e-9, "head": 0.01}
+    assert event["applied"]["decayed_parameters"] == 0
+
+
+@pytest.mark.parametrize("decay", ["matrices", "all"])
+def test_a_run_says_which_rates_decay_and_momentum_it_has(lab: Lab, decay: str) -> None:
+    """By the names of the recipe's groups, though these are one group of the optimizer."""
+    patch = {"optimizer": {"decay": decay}, "schedule": {"kind": "onecycle"}}
+    outcome = lab.run(patch=patch)
+    (event,) = outcome.of_kind("applied")
+    names = load_file(outcome.checkpoint() / "optimizer.safetensors")
+    decayed = [
+        one.numel()
+        for name, one in names.items()
+        if name.endswith(".exp_avg") and (decay == "all" or "bias" not in name)
+    ]
+    assert event["applied"]["learning_rates"] == {"backbone": 0.01, "head": 0.01}
+    assert event["applied"]["momentum"] == 0.9
+    assert event["applied"]["decayed_parameters"] == sum(decayed)
 
 
 def steps_of(outcome: Outcome) -> list[int]:

@@ -106,11 +106,12 @@ def test_a_full_step_is_one_that_no_epochs_end_cuts_short(
         ({"data": {"loader": STREAMED}}, NO_RUNG, 3 * 2),
         ({"schedule": {"kind": "constant"}}, NO_RUNG, 3 * 2),
         ({"schedule": {"kind": "onecycle"}}, NO_RUNG, 3 * 2),
-        ({"averaging": {"kind": "ema", "decay": 0.9}}, NO_RUNG, 3 * 2),
+        ({"averaging": {"kind": "ema", "decay": 0.9, "ramp": True}}, NO_RUNG, 3 * 2),
         (RECOMPUTED, NO_RUNG, 3 * 2),
+        ({"optimizer": {"decay": "matrices", "backbone_lr": 1e-3}}, NO_RUNG, 3 * 2),
     ],
     ids=["plain", "accumulated", "one a epoch", "micro", "bf16", "adam", "sgd", "unclipped",
-         "dataloader", "stream", "steady", "one cycle", "averaged", "recomputed"],
+         "dataloader", "stream", "steady", "one cycle", "averaged", "recomputed", "groups"],
 )  # fmt: skip
 def test_full_steps_come_from_their_places(
     lab: Lab, patch: dict[str, Any], rung: Rung, replayed: int

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.data import Dataset
 
 from app.lifecycle import Reason
@@ -109,6 +110,38 @@ def grouped_parameters(task: "Task", model: nn.Module) -> dict[str, list[nn.Para
             name = names.get(parameter, "a tensor that is no parameter of the model")
             raise _badly_grouped(f"{name} is in {counted[parameter]} of its groups")
     return {name: group for name, group in groups.items() if group}
+
+
+# A layer that scales, or looks vectors up; none of its parameters is a matrix that mixes inputs.
+SCALES_OR_LOOKS_UP = (
+    nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, _NormBase, nn.Embedding, nn.EmbeddingBag
+)  # fmt: skip
+
+
+def undecayed_parameters(model: nn.Module) -> set[nn.Parameter]:
+    """The parameters that weight decay leaves out under `optimizer.decay: matrices`.
+
+    These are biases and all others of fewer than two dimensions, those of norms and embeddings, and
+    those that a module names in an attribute `undecayed`, such as positions. A parameter that
+    several modules share is left out if one of them leaves it out.
+
+    Raises TrainerError if `undecayed` names something that is no parameter of the module.
+    """
+    parameters = {one for one in model.parameters() if one.ndim < 2}
+    for module in model.modules():
+        own = dict(module.named_parameters(recurse=False))
+        if isinstance(module, SCALES_OR_LOOKS_UP):
+            parameters.update(own.values())
+        for name in getattr(module, "undecayed", ()):
+            if name not in own:
+                raise TrainerError(
+                    Reason.trainer_error,
+                    f"{type(module).__name__}.undecayed names {name!r}, which is no parameter of "
+                    f"the module (it has {', '.join(own) or 'none'}), so weight decay cannot leave "
+                    "it out. Mend the recipe's package.",
+                )
+            parameters.add(own[name])
+    return parameters
 
 
 def _badly_grouped(what: str) -> TrainerError:

@@ -1,6 +1,7 @@
 """Encoders that step through time, as several recipes have them: LSTM, GRU, transformer."""
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -19,6 +20,8 @@ class TransformerEncoder(nn.Module):
     """Pre-norm layers over patches with learned positions: (batch, steps, width) to (batch, steps,
     hidden). Each step sees all of its window, which ends where the forecast begins.
     """
+
+    undecayed: ClassVar = ("positions",)
 
     def __init__(self, recipe: EncodingRecipe, width: int, steps: int) -> None:
         super().__init__()

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -159,6 +159,8 @@ class TimeframeEncoder(nn.Module):
 
 class AttentionFusion(nn.Module):
     """The end of the first timeframe asks all steps of all: pre-norm attention, and itself."""
+
+    undecayed: ClassVar = ("timeframe",)
 
     def __init__(self, recipe: Sequence, timeframes: int) -> None:
         super().__init__()
