@@ -21,6 +21,7 @@ from tests.guard.changes import CHUNKED, SORTED
 from tests.guard.world import (
     CATALOG,
     CPU,
+    FIELDS,
     GIB,
     HISTORY,
     HOST,

@@ -17,6 +17,7 @@ from app.planning.carry import carry_between
 from app.planning.shuffle import Shuffle, stored_shuffle
 from app.spec.data import RandomSplit
 from app.spec.layers import leaves
+from app.spec.optimization import ExponentialAveraging
 from app.spec.parse import parse_spec
 from app.spec.recipe import Roles
 from app.spec.stored import read_stored
@@ -431,7 +432,8 @@ def test_all_weights_decayed_before_there_was_a_choice(kind):
 
 def test_an_average_had_no_ramp_before_there_was_one():
     parent = without("/averaging/ramp", EMA)
-    assert not read_stored(parent[1]).averaging.ramp
+    averaging = read_stored(parent[1]).averaging
+    assert averaging == ExponentialAveraging(kind="ema", ramp=False)
     child = planned_restart(parent, {"averaging": {"decay": 0.9}}).require_ok()
     assert child["averaging"] == {"kind": "ema", "decay": 0.9, "ramp": False}
     same = planned_restart(parent, {}).require_ok()
