@@ -240,7 +240,7 @@ def on_call(number: int, then: Callable[..., Any], original: Callable[..., Any])
         (TrainingStep, "accumulate", 7, "training"),
         (TrainingStep, "apply", 4, "training"),
         (TrainingStep, "measure", 4, "evaluating"),
-        (snapshot, "_to_cpu", 4, "checkpointing"),
+        (snapshot, "_copied", 1, "checkpointing"),
         (TrainingStep, "measure", 15, "testing"),
     ],
 )
