@@ -72,9 +72,11 @@ def facts_for(
     inherited = None if parent is None else parent.inherited
     before = None if parent is None else _parent(parent)
     resolved = resolve(request, services.catalog.get(), facts, inherited)
-    if resolved.spec is not None:  # the order hangs on whether the data fits beside the model
-        facts = with_profiles(services.store.profiles, resolved.spec, facts)
     settled = settle(resolved, replace(facts, parent=before))
+    if settled.spec is not None:
+        facts = with_profiles(services.store.profiles, settled.spec, facts)
+    if facts.profiles:  # with which the data may fit next to the model, and the order is another
+        settled = settle(resolved, replace(facts, parent=before))
     carried = _carried(services, parent, settled.document, facts)
     source = _source(services, parent, settled.document)
     learned = replace(
