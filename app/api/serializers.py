@@ -67,7 +67,7 @@ def _with_caveats(run: RunRecord, result: dict[str, Any] | None) -> dict[str, An
     return result if result is None else {**result, "caveats": caveats}
 
 
-# What the scores of a run are worth that accepted these risks.
+# Sentences for the result of a run that accepted these risks.
 CAVEATS = {
     "learning.weights_saw_held_out": "The run began with weights that were trained on samples it "
     "holds out (accepted: learning.weights_saw_held_out), so its scores may look better than they "

@@ -324,7 +324,7 @@ def _reason_text(reason: object) -> str:
 
 
 def _long_phase_text(data: Document) -> str:
-    """What is done in it; of compiling, the graphs and what they took a like run before."""
+    """Returns the note of a long phase; for compiling, the graphs and their earlier time."""
     counts = data.get("graphs")
     if not counts:
         return LONG_PHASES[data["phase"]]
@@ -333,7 +333,7 @@ def _long_phase_text(data: Document) -> str:
     text = f"{total} graph{'s' if total > 1 else ''} ({listed})"
     earlier = data.get("earlier")
     if not earlier:
-        return f"{text}; not compiled on this machine before"
+        return f"{text}; no earlier time is known on this machine"
     took, cache = duration(earlier["seconds"]), CACHES[earlier["cache"]]
     return f"{text}; took {took} before on this machine, {cache}"
 

@@ -410,7 +410,8 @@ class Case:
     @Derived
     def workload(self) -> Workload:
         """What it has to hold and to compute with, whatever the device."""
-        dataset, sizes = self.dataset_as_read, self.sizes
+        dataset = self.dataset_as_read
+        sizes = self.sizes._replace(validation=self.evaluated_samples)
         arrays = {name: dataset.fields[name] for name in self.arrays}
         if made := self.dataset_arrays:
             arrays = {name: FieldFacts(one.shape, one.dtype) for name, one in made.items()}

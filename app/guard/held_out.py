@@ -35,20 +35,18 @@ class _Rows:
         return self.source[0] == "random"
 
 
-def share_trained_on(trained: Data, child: Data, dataset: DatasetFacts) -> float:
-    """Returns the share, 0 to 1, of the child's held-out rows of `dataset` in the training part of
+def samples_trained_on(trained: Data, child: Data, dataset: DatasetFacts) -> float:
+    """Returns how many of the child's held-out rows of `dataset` are in the training part of
     `trained`, which is of this dataset.
 
-    It is exact where both splits draw from one order or one field. Of two draws that know nothing
-    of each other it is the expected share, from which thousands of rows hardly differ. UnknownFact
-    where neither holds.
+    The number is exact where both splits draw from one order or one field. For two independent
+    draws it is the expected number, from which thousands of rows hardly differ. UnknownFact where
+    neither holds.
     """
     samples = known(dataset.samples, f"the samples of the dataset {dataset.name}")
     training = _rows_of(trained, dataset, samples, TRAINING)
     held_out = [_rows_of(child, dataset, samples, part) for part in (VALIDATION, TEST)]
-    total = sum(rows.count for rows in held_out)
-    shared = sum(_common(training, rows, dataset, samples) for rows in held_out if rows.count)
-    return shared / total if total else 0.0
+    return sum(_common(training, rows, dataset, samples) for rows in held_out if rows.count)
 
 
 def _rows_of(data: Data, dataset: DatasetFacts, samples: int, part: int) -> _Rows:

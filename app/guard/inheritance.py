@@ -30,7 +30,11 @@ OF_RECIPE = (
     "/early_stopping/monitor",
     "/schedule/monitor",
 )
-# A word on the preset that no request has: the restart picks one anew.
+# Blocks that a run may do without: a kept field of one is no wish for it.
+OPTIONAL = ("/early_stopping", "/init_from")
+# Fields that mean the same in every kind of their block, so that another kind keeps them.
+OF_EVERY_KIND = ("/optimizer/decay",)
+# A word on the preset that no request has, so the restart picks another one.
 ANOTHER = object()
 
 
@@ -40,7 +44,7 @@ class Inherited:
 
     preset: PresetLayer | None
     wish: object
-    """The request's word on the preset; another word picks anew."""
+    """The request's word on the preset; another word picks another."""
     kept: Mapping[str, object] = field(default_factory=dict)
     """Values of the parent by JSON Pointer, for fields that the request does not name."""
     kinds: Mapping[str, str] = field(default_factory=dict)
@@ -71,18 +75,23 @@ class Inherited:
         if not inner:
             return block if name in block else {**block, name: value}
         here = f"{pointer}/{name}"
-        below = block.get(name, {})
+        below = block.get(name, None if here in OPTIONAL else {})
         if not isinstance(below, dict):
             return block  # null, or a mistake that the schema tells
         key, kind = DEFAULT_KINDS.get(here, ("kind", ""))
         if here in self.kinds:
-            if below.get(key, kind) != self.kinds[here]:
+            own = below.get(key, kind or self.kinds[here])
+            if not self._fits(here, own, inner[0]):
                 return block
-            below_with_kind = {key: self.kinds[here], **below}
+            below_with_kind = {key: own, **below}
         else:
             below_with_kind = below
         filled = self._with(below_with_kind, inner, value, here)
         return block if filled is below_with_kind else {**block, name: filled}
+
+    def _fits(self, here: str, kind: str, field: str) -> bool:
+        """True if a block of this kind may have the parent's value of the field."""
+        return kind == self.kinds[here] or f"{here}/{field}" in OF_EVERY_KIND
 
 
 def inherited(
@@ -158,8 +167,8 @@ def _kept(
             keep = True
         elif pointer in depending:
             keep = depending[pointer] and source in _unnamed_sources(pointer)
-        else:
-            keep = source == PARENT
+        else:  # also what the recipe settled by the arrays, such as a patch that divides windows
+            keep = source == PARENT or (source == "guard" and pointer.startswith(f"{RECIPE}/"))
         if keep and not _is_named(pointer, named):
             kept[pointer] = value
     return kept

@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from pydantic import ValidationError
+
 from app.errors import SpecRejected
 from app.guard.case import Case
 from app.guard.estimate import estimate_of
@@ -229,7 +231,11 @@ def _settled_roles(case: Case, provenance: Document) -> Document:
         for roles in (dataset.roles, data, recipe.roles(arrays))
         if roles is not None
     ]
-    existing = [one for one in candidates if dataset.fields.keys() >= {*one.inputs, *one.targets}]
+    existing = [
+        one
+        for one in candidates
+        if _is_sound(one) and dataset.fields.keys() >= {*one.inputs, *one.targets}
+    ]
     fitting = [one for one in existing if not _has_role_problems(recipe, one, arrays)]
     chosen = next(iter((*fitting, *existing)), data)
     return {
@@ -237,6 +243,15 @@ def _settled_roles(case: Case, provenance: Document) -> Document:
         for part in left_open
         if getattr(chosen, part) != getattr(data, part)
     }
+
+
+def _is_sound(data: Data) -> bool:
+    """True if a request may say so. A file may have more arrays, or names of other characters."""
+    try:
+        Data.model_validate_json(data.model_dump_json())
+    except ValidationError:
+        return False
+    return True
 
 
 def _settled_recipe(case: Case, provenance: Document) -> Document:
@@ -254,6 +269,7 @@ def _settled_recipe(case: Case, provenance: Document) -> Document:
             for problem in problems
             for pointer, value in problem.fix.items()
             if pointer.startswith("/recipe/") and _is_default(pointer, provenance)
+            if not isinstance(value, dict)
         }
         if not fixes:
             break
@@ -262,13 +278,13 @@ def _settled_recipe(case: Case, provenance: Document) -> Document:
 
 
 def _is_default(pointer: str, provenance: Document) -> bool:
-    """True if nobody named the field, nor any below it."""
+    """True if neither request nor preset names the field or one below it."""
     sources = {
         entry["source"]
         for place, entry in provenance.items()
         if place == pointer or place.startswith(f"{pointer}/")
     }
-    return sources == {"default"}
+    return bool(sources) and sources <= {"default", PARENT}
 
 
 def _has_role_problems(recipe: Recipe, data: Data, arrays: Mapping[str, Array]) -> bool:

@@ -18,8 +18,9 @@ from app.planning.residency import (
 )
 from app.spec.data import ChunkedLoader, Loader
 
-# A block is read at once: large enough that a read costs little beside its bytes, small enough
-# that a batch meets many places of the file. `python -m benchmarks batches` has the figures.
+# A block is read at once. It is large enough that streaming is hardly slower than with large
+# blocks, and small enough that a batch meets many places of the file: see
+# `python -m benchmarks batches`.
 BLOCK_BYTES = 64 * 2**10
 # On network storage each read waits for a round trip.
 NETWORK_BLOCK_BYTES = 4 * 2**20
@@ -149,7 +150,8 @@ def independent_samples(
     if shuffle.kind in ("full", "lanes") or batch <= 1:
         return batch
     if shuffle.kind == "none":
-        return min(batch, 1 / neighbours.share(batch))
+        share = neighbours.share(batch)  # 0 where labels take turns, so that all blocks are alike
+        return min(batch, 1 / share) if share > 0 else batch
     group = min(max(shuffle.group // shuffle.block, 1) * shuffle.block, samples)
     groups = max(1.0, batch / group)  # a batch that is larger than a group has several of them
     blocks, every = group / shuffle.block, samples / shuffle.block

@@ -1,8 +1,10 @@
 """What the guard is told of the world as it is when a request comes."""
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from app.errors import NotFound
 from app.guard.case import Case
 from app.guard.facts import (
     AncestorFacts,
@@ -108,7 +110,7 @@ def _ancestors(
     """The runs that trained the weights which this one begins with."""
     begins_with = source.run_id if source is not None and source.is_needed else None
     if parent is not None and parent.wish != "scratch":
-        begins_with = parent.run_id
+        begins_with = _run_of(services, parent)
     if begins_with is None:
         return []
     return [
@@ -117,6 +119,14 @@ def _ancestors(
         )
         for run_id, spec in services.store.runs.lineage(begins_with).items()
     ]
+
+
+def _run_of(services: Services, parent: Parent) -> int:
+    """The run whose checkpoint the restart begins with: a named one may be of an ancestor."""
+    if isinstance(parent.wish, int):
+        with suppress(NotFound):  # which the restart refuses
+            return services.store.checkpoints.get(parent.wish).run_id
+    return parent.run_id
 
 
 def _readable(spec: Document | None) -> RunSpec | None:

@@ -149,7 +149,7 @@ def _named_pointers(body: RestartBody) -> list[str]:
     """Returns the JSON Pointers that the patch names, also those that it takes to the default."""
     if body.patch_ops is not None:
         return [operation.path for operation in body.patch_ops]
-    return [pointer for pointer, _ in leaves(body.patch or {})] if body.patch else []
+    return [pointer for pointer, value in leaves(body.patch or {}) if value != {}]
 
 
 def _carry(parent: Parent, child: NewRun, body: RestartBody) -> CarryPlan:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         DatasetBody,
         DatasetField,
         DatasetLayout,
+        DatasetRoles,
         Edges,
         Event,
         EventPage,
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
         Health,
         Lengths,
         LogPiece,
+        Neighbours,
         NotAPart,
         Preset,
         PresetPage,
@@ -77,13 +79,13 @@ if TYPE_CHECKING:
 __all__ = [
     "Answer", "Attempt", "Body", "BrokenPreset", "BulkAnswer", "BulkBody", "BulkFilter",
     "BulkResult", "ByConstruction", "Carry", "Checkpoint", "Code", "CommandProfile", "Dataset",
-    "DatasetBody", "DatasetField", "DatasetLayout", "EarlyCode", "Edges", "Environment", "Event",
-    "EventPage", "Export", "ExportBody", "ExportFacts", "ExportedTensor", "FieldParts", "Health",
-    "ImportBody", "Issue", "Job", "Lengths", "LogPiece", "MeasuredModel", "Memory", "NotAPart",
-    "Page", "PatchOp", "PatchOperation", "Plan", "Preset", "PresetPage", "Progress", "QueueMove",
-    "Readiness", "Recipe", "RestartBody", "Result", "Rule", "RuleExample", "RulePage",
-    "RulesToCome", "Run", "RunChanges", "RunDocuments", "Series", "Severity", "StateName", "Status",
-    "Time", "Unchecked", "Verb", "Version", "Worker",
+    "DatasetBody", "DatasetField", "DatasetLayout", "DatasetRoles", "EarlyCode", "Edges",
+    "Environment", "Event", "EventPage", "Export", "ExportBody", "ExportFacts", "ExportedTensor",
+    "FieldParts", "Health", "ImportBody", "Issue", "Job", "Lengths", "LogPiece", "MeasuredModel",
+    "Memory", "Neighbours", "NotAPart", "Page", "PatchOp", "PatchOperation", "Plan", "Preset",
+    "PresetPage", "Progress", "QueueMove", "Readiness", "Recipe", "RestartBody", "Result", "Rule",
+    "RuleExample", "RulePage", "RulesToCome", "Run", "RunChanges", "RunDocuments", "Series",
+    "Severity", "StateName", "Status", "Time", "Unchecked", "Verb", "Version", "Worker",
 ]  # fmt: skip
 
 # Late: pydantic takes a while for all of them, and most who import one need no others.

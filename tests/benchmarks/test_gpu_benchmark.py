@@ -79,7 +79,7 @@ def test_the_tests_that_need_a_gpu_are_counted_as_far_as_they_came(
              "def test_endless(): time.sleep(600)"]  # fmt: skip
     (folder / "test_some.py").write_text("\n".join(lines))
     monkeypatch.setattr(gpu, "ROOT", tmp_path)
-    found = gpu.gpu_tests(Bench("cpu", quick=True, limit_seconds=20.0))
+    found = gpu.gpu_tests(Bench("cpu", quick=True, limit_seconds=60.0))
     assert (found["timed_out"], found["exit_code"]) == (True, None)
     assert (found["passed"], found["failed"], found["skipped"]) == (1, 1, 1)
     assert found["bad"] == ["tests/test_some.py::test_bad"]

@@ -125,8 +125,12 @@ def test_what_the_imports_take_is_not_free(below):
     change = {
         "recipe": {"hidden_size": 2048},
         "training": {"batch_size": 32},
-        "data": {"loader": {"kind": "chunked", "residency": "stream", "chunk_size": "8MiB"}},
-    }
+        "data": {
+            "loader": {
+                "kind": "chunked", "residency": "stream", "chunk_size": "8MiB", "shuffle": "full"
+            }
+        },
+    }  # fmt: skip
     known = as_measured(change, with_host(available_bytes=4 * GIB), point(32, 900))
     least = Case(spec_of(**change), known).memory.host.least_bytes
 

@@ -17,6 +17,7 @@ from app.guard.resolve import resolve
 from app.spec.availability import UNAVAILABLE
 from app.spec.layers import leaves, overlay
 from app.spec.recipe import Roles
+from app.spec.stored import read_stored
 from tests.guard.changes import CHUNKED, SORTED
 from tests.guard.world import (
     CATALOG,
@@ -563,3 +564,20 @@ def test_standardized_bits_are_refused_where_the_request_asks_for_them():
     asked = plan_of({**BOARD, "data": {"standardize": {"inputs": True}}}, facts)
     (error,) = asked.errors
     assert (error.code, error.loc) == ("correctness.array_shape", ["data", "standardize"])
+
+
+@pytest.mark.parametrize("names", [("my window",), tuple(f"a{n}" for n in range(18))], ids=len)
+def test_roles_of_a_file_that_no_spec_may_have_are_not_taken(names):
+    """What is accepted can be read back by the worker."""
+    fields = {**FIELDS, **dict.fromkeys(names, FIELDS["features"])}
+    facts = world(weather(fields=fields, roles=Roles(names, ("targets",))))
+    plan = plan_of(facts=facts)
+    assert read_stored(plan.require_ok()).data.inputs == ("features",)
+
+
+def test_only_the_batches_that_are_evaluated_take_memory():
+    """As the trainer keeps them."""
+    change = {"data": {"split": {"validation_fraction": 0.5}}}
+    for more, held_out in (({}, 2010), ({"evaluation": {"max_batches": 1}}, 128)):
+        spec = read_stored(plan_of({**change, **more}).require_ok())
+        assert Case(spec, world()).workload.need.held_out == (held_out,)

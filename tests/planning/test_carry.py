@@ -21,7 +21,7 @@ from app.spec.optimization import ExponentialAveraging
 from app.spec.parse import parse_spec
 from app.spec.recipe import Roles
 from app.spec.stored import read_stored
-from tests.guard.world import CPU, GIB, codes, parent_of, plan_of, weather, world
+from tests.guard.world import CPU, FIELDS, GIB, codes, parent_of, plan_of, weather, world
 
 CATALOG = load_catalog(Path("/nonexistent"))
 REQUEST = {"recipe": {"kind": "sequence"}, "data": {"dataset": "weather"}}
@@ -440,3 +440,35 @@ def test_an_average_had_no_ramp_before_there_was_one():
     assert carry_between(parent[1], same).kind == "full"
     new = planned_restart(without("/optimizer/decay", {}), EMA).require_ok()
     assert new["averaging"]["ramp"]
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+def test_another_kind_of_optimizer_keeps_which_weights_decay(kind):
+    parent = without("/optimizer/decay", {"optimizer": {"lr": 1e-3}})
+    child = planned_restart(parent, {"optimizer": {"kind": kind}}).require_ok()
+    assert (child["optimizer"]["kind"], child["optimizer"]["decay"]) == (kind, "all")
+
+
+def test_a_restart_without_early_stopping_does_not_get_it_back_by_its_monitor():
+    """The parent's came from a preset, which the patch exchanges."""
+    parent = plan_of({"early_stopping": {"patience": 3}})
+    request, spec = plan_of().request, parent.require_ok()
+    provenance = parent.provenance | {
+        "/early_stopping/patience": {"value": 3, "source": "preset:mine"}
+    }
+    child = planned_restart((request, spec, provenance), {"preset": "cpu"}).require_ok()
+    assert child["early_stopping"] is None
+
+
+def test_a_restart_keeps_what_the_recipe_settled_by_the_arrays():
+    of_50 = weather(fields={**FIELDS, "features": replace(FIELDS["features"], shape=(50, 15))})
+    of_60 = weather(fields={**FIELDS, "features": replace(FIELDS["features"], shape=(60, 15))})
+    parent = plan_of({}, world(of_50))
+    patch = parent.require_ok()["recipe"]["patch"]
+    assert parent.provenance["/recipe/patch"]["source"] == "guard"
+    documents = parent.request, parent.require_ok(), parent.provenance
+    child = planned_restart(documents, {"training": {"epochs": 9}}, world(of_60)).require_ok()
+    assert child["recipe"]["patch"] == patch
+    assert carry_between(parent.require_ok(), child).kind == "full"
+    of_47 = weather(fields={**FIELDS, "features": replace(FIELDS["features"], shape=(47, 15))})
+    assert planned_restart(documents, {"name": "again"}, world(of_47)).require_ok()

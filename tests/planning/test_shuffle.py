@@ -116,3 +116,16 @@ def test_a_share_between_and_beyond_the_distances_follows_its_neighbours() -> No
     assert some.share(3) == pytest.approx(2 / 3)
     steady = Neighbours((1, 2), (0.9, 0.9))
     assert steady.share(10**6) == 0.9
+
+
+def test_labels_that_take_turns_make_a_block_of_them_worth_its_size() -> None:
+    """The mean of each block is the same, so it varies by nothing."""
+    told = neighbours_of([np.tile(np.array([0.0, 1.0]), 5_000)])
+    assert told is not None
+    neighbours = Neighbours(tuple(told["distances"]), tuple(told["shares"]))
+    assert independent_samples(Shuffle("none"), 64, 10_000, neighbours) == 64
+
+
+@pytest.mark.parametrize("value", [0.1, 7.7, 1e9 + 0.1])
+def test_a_constant_that_binary_numbers_do_not_hold_has_no_neighbours(value: float) -> None:
+    assert neighbours_of([np.full(5_000, value)]) is None

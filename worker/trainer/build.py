@@ -98,7 +98,7 @@ def prepare(
     step = build_step(spec, task, statistics, precision, start, tables, attempt.rung)
     first = _first_weights(step, start)
     state = restore(step, start.snapshot) if start and start.is_full else TrainState()
-    lost = _judged(state, spec)
+    lost = _judged(state, spec, data)
     if start is not None and not start.candidate.own:
         _begin_run(state, agenda)
     losses = LossFile(attempt.run_dir / "losses.csv", _losses_to_keep(start))
@@ -211,13 +211,13 @@ def _check_monitors(spec: RunSpec, agenda: Agenda) -> None:
             )
 
 
-def _judged(state: TrainState, spec: RunSpec) -> list[str]:
+def _judged(state: TrainState, spec: RunSpec, data: DataSet) -> list[str]:
     """Have the best evaluation, early stopping and a plateau judged as the spec says; what of the
     book could not be kept.
     """
     most = spec.evaluation.max_batches
     by = {
-        name: Yardstick(block.monitor, block.mode, most, spaced=most is not None)
+        name: Yardstick(block.monitor, block.mode, most, spaced=data.is_cut)
         for name, block in spec.watching().items()
     }
     lost = state.judge_by(by["checkpoint"], by.get("early_stopping"))

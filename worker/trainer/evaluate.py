@@ -122,8 +122,7 @@ def measure(trainer: Trainer, part: Batches, phase: str) -> Scores | None:
     try:
         scores = scores_of(trainer.task, *found)
     except NothingToScore as error:
-        most = trainer.spec.evaluation.max_batches
-        is_cut = phase == "evaluating" and most is not None and most <= part.plan.num_batches
+        is_cut = phase == "evaluating" and trainer.data.is_cut
         raise NothingToScore(error.what, PARTS[phase], is_cut=is_cut) from None
     for name, score in scores.items():
         if not math.isfinite(score):

@@ -205,7 +205,7 @@ class TrainingStep:
         self.sample_weight = 0.0
 
     def _divide_gradients(self) -> None:
-        """By the step's weight, which is known only behind its last micro-batch."""
+        """Divides by the step's weight, which is known only after its last micro-batch."""
         weight = self.sample_weight
         if isinstance(weight, Tensor):
             # The gradients are 0 where nothing counts, and are divided by 1 then.

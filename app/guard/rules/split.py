@@ -13,7 +13,7 @@ from app.guard.gap import (
     neighbours_sharing_steps,
     stretches_of_groups,
 )
-from app.guard.held_out import share_trained_on
+from app.guard.held_out import samples_trained_on
 from app.guard.rule import Finding, rule
 from app.guard.rules.data import named_fields
 from app.guard.wording import share
@@ -408,4 +408,5 @@ def _share_seen(case: Case, ancestor: AncestorFacts) -> float:
         raise UnknownFact(f"{asked}: its dataset was another, {name}")
     if name in ancestor.other_data:
         raise UnknownFact(f"{asked}: the file of {name} is another by now")
-    return share_trained_on(spec.data, case.spec.data, case.inspected(name))
+    dataset = case.inspected(name)
+    return samples_trained_on(spec.data, case.spec.data, dataset) / held_out

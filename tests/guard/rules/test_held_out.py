@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from app.guard.facts import AncestorFacts, PartFacts, UnknownFact
-from app.guard.held_out import share_trained_on
+from app.guard.held_out import samples_trained_on
 from app.planning.arithmetic import PartSizes
 from app.spec.data import Data
 from tests.guard.world import FIELDS, REQUEST, parent_of, plan_of, weather, world
@@ -84,7 +84,7 @@ def test_the_share_is_that_of_the_rows_themselves(trained, child):
     trained, child = data_of(trained), data_of(child)
     training, (_, *held_out) = rows_of(trained)[0], rows_of(child)
     held_out = set.union(*held_out)
-    share = share_trained_on(trained, child, DATASET)
+    share = samples_trained_on(trained, child, DATASET) / len(held_out)
     assert share == pytest.approx(len(training & held_out) / len(held_out), abs=1e-12)
 
 
@@ -104,21 +104,21 @@ def test_of_independent_draws_the_expected_share_is_given(trained, child):
     trained, child = data_of(trained), data_of(child)
     training, (_, *held_out) = rows_of(trained)[0], rows_of(child)
     held_out = set.union(*held_out)
-    share = share_trained_on(trained, child, DATASET)
+    share = samples_trained_on(trained, child, DATASET) / len(held_out)
     assert share == pytest.approx(len(training & held_out) / len(held_out), abs=0.03)
 
 
 @pytest.mark.parametrize(("trained", "child"), [(FIELD, in_order()), (in_order(), GROUPS)], ids=str)
 def test_what_cannot_be_compared_is_not_known(trained, child):
     with pytest.raises(UnknownFact, match="which samples of weather both splits have"):
-        share_trained_on(data_of(trained), data_of(child), DATASET)
+        samples_trained_on(data_of(trained), data_of(child), DATASET)
 
 
 def test_a_dataset_of_its_own_may_be_what_the_ancestor_trained_on():
     validated = {"method": "datasets", "validation": "weather"}
     child = data_of(validated).model_copy(update={"dataset": "later"})
-    assert share_trained_on(data_of(random()), child, DATASET) == pytest.approx(0.8)
-    assert share_trained_on(data_of(random(validation=0.0)), child, DATASET) == 1.0
+    assert samples_trained_on(data_of(random()), child, DATASET) == 0.8 * SAMPLES
+    assert samples_trained_on(data_of(random(validation=0.0)), child, DATASET) == SAMPLES
 
 
 def ancestor(change, run_id=7, **more):

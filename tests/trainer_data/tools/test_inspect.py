@@ -412,7 +412,9 @@ def test_the_first_sample_in_no_part_is_told(tmp_path, stray):
         (["features"], ["targets"], True),
         (["features", "gone"], ["targets"], False),
         ([], ["targets"], False),
-        ("features", "targets", False),
+        ("features", "targets", True),
+        (np.array([b"features"]), ["targets"], True),
+        (["features"], ["target"], False),
         ([1, 2], ["targets"], False),
         (h5py.Empty("f4"), ["targets"], False),
     ],
@@ -424,5 +426,7 @@ def test_a_file_may_say_which_arrays_are_inputs_and_targets(tmp_path, inputs, ta
         file.attrs["inputs"], file.attrs["targets"] = inputs, targets
     report = inspect(path)
     assert report["problems"] == []
-    roles = {"inputs": inputs, "targets": targets} if is_word else None
+    roles = {"inputs": ["features"], "targets": ["targets"]} if is_word else None
     assert report["layout"]["roles"] == roles
+    warned = "attributes inputs and targets" in str(report["warnings"])
+    assert warned == (not is_word)

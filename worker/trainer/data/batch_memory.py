@@ -71,7 +71,7 @@ class BatchMemory:
         return found
 
     def place(self, size: int, bucket: Bucket) -> dict[str, Tensor]:
-        """Where batches of this shape lie."""
+        """Returns the memory that batches of this shape come into."""
         return {name: array[: bucket.get(name, size)] for name, array in self._arrays.items()}
 
     def close(self) -> None:

@@ -70,6 +70,8 @@ class DataSet:
         warnings: Warnings,
         samples: BatchSource,
         breaks: LaneBreaks | None = None,
+        *,
+        is_cut: bool = False,
     ) -> None:
         """`checked`: as `check_all` gives them. `part`: the training part. `warnings`: codes and
         sentences of what is not as it was asked for. `samples`: those of the dataset that is
@@ -83,6 +85,8 @@ class DataSet:
         self._inputs, self._targets = data.inputs, data.targets
         self._description = description
         self.warnings = warnings
+        self.is_cut = is_cut
+        """True if `evaluation.max_batches` leaves a part of the validation samples out."""
 
     @property
     def pids(self) -> list[int]:
@@ -268,7 +272,10 @@ def open_data(
     if (breaks := _lane_breaks(spec, training, parts.train, order, device)) is not None:
         description["lane_breaks"] = int(breaks.marks.sum())
     warnings = opener.warnings()
-    return DataSet(data, checked, parts.train, streams, description, warnings, read, breaks)
+    is_cut = parts.validation is not whole.validation
+    return DataSet(
+        data, checked, parts.train, streams, description, warnings, read, breaks, is_cut=is_cut
+    )
 
 
 def _lane_breaks(

@@ -23,6 +23,8 @@ from worker.trainer.data.formats.arrow_source import ArrowArray, ArrowArrays, op
 from worker.trainer.data.formats.filters import compression_of
 from worker.trainer.data.formats.hdf5_file import (
     HDF5_ERRORS,
+    INPUTS,
+    TARGETS,
     open_file,
     read_roles,
     unusable_because,
@@ -172,7 +174,17 @@ def _usable_arrays(report: dict[str, Any], file: h5py.File) -> Fields:
 def _add_attributes(report: dict[str, Any], file: h5py.File) -> None:
     """Adds what the file says of itself: roles of arrays, and whether its rows had times."""
     if report["layout"] is not None:
-        report["layout"]["roles"] = read_roles(file, report["fields"])
+        roles = read_roles(file, report["fields"])
+        report["layout"]["roles"] = roles
+        if roles is None and any(part in file.attrs for part in (INPUTS, TARGETS)):
+            _add(
+                report,
+                "roles_not_used",
+                "The file's attributes inputs and targets do not both name arrays that can be "
+                "trained on, so they are not used. Write the names of arrays into both, or name "
+                "data.inputs and data.targets in the spec.",
+                "warnings",
+            )
     if file.attrs.get(TIME_COLUMN) == "":
         told = (
             "The rows had no column of times when they were converted, so gaps between them cannot"

@@ -1,6 +1,6 @@
 """What is opened in an HDF5 file and what is not: files, links, arrays that can be fields."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -92,13 +92,13 @@ def write_roles(file: h5py.File, inputs: Iterable[str], targets: Iterable[str]) 
     file.attrs.update({INPUTS: list(inputs), TARGETS: list(targets)})
 
 
-def read_roles(file: h5py.File, fields: Collection[str]) -> dict[str, list[str]] | None:
+def read_roles(file: h5py.File, fields: Iterable[str]) -> dict[str, list[str]] | None:
     """Returns the names by `inputs` and `targets`; None unless both attributes name fields."""
-    roles = {part: np.asarray(file.attrs.get(part, ())).tolist() for part in (INPUTS, TARGETS)}
-    for names in roles.values():
-        if not isinstance(names, list) or not names:
-            return None
-        if not all(isinstance(name, str) and name in fields for name in names):
+    roles = {part: np.atleast_1d(file.attrs.get(part, ())).tolist() for part in (INPUTS, TARGETS)}
+    known = set(fields)
+    for part, names in roles.items():
+        roles[part] = [n.decode() if isinstance(n, bytes) else str(n) for n in names]
+        if not names or not known >= {*roles[part]}:
             return None
     return roles
 
