@@ -49,15 +49,6 @@ class EncodingRecipe(Recipe):
     def recurrence(self) -> str | None:
         return self.encoder.upper() if self.encoder in GATES else None
 
-    @property
-    def not_capturable(self) -> str | None:
-        if self.recurrence and self.num_layers > 1 and self.dropout > 0:
-            return (
-                f"Dropout of {self.dropout:g} between {self.num_layers} layers is drawn from a "
-                "state of cuDNN that cannot be put back, so no captured step could be proved right."
-            )
-        return None
-
     def computes_in(self, precision: str, device_kind: str) -> dict[str, Format]:
         """Under bf16-mixed an RNN stays in fp32, or TF32 on a GPU: cuDNN's has no bf16 under
         autocast, and oneDNN's refuses it on many CPUs.

@@ -13,7 +13,7 @@ from app.recipes.sequence import Sequence
 from app.spec.optimization import SGD, Adam, AdamW, Optimizer
 from worker.trainer.optimizers import build_optimizer, set_learning_rate
 from worker.trainer.recipes.base import undecayed_parameters
-from worker.trainer.recipes.encoders import TransformerEncoder
+from worker.trainer.recipes.encoders import StackedRNN, TransformerEncoder
 from worker.trainer.recipes.sequence_model import AttentionFusion
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -97,6 +97,7 @@ def every_kind_of_module() -> nn.Module:
     modules = {
         "linear": nn.Linear(3, 2), "one_row": nn.Linear(3, 1), "convolution": nn.Conv2d(2, 3, 3),
         "lstm": nn.LSTM(3, 4), "attention": nn.MultiheadAttention(4, 2),
+        "stacked": StackedRNN(nn.GRU, 3, 4, 2, 0.1),
         "layer_norm": nn.LayerNorm([2, 3]), "batch_norm": nn.BatchNorm1d(3),
         "group_norm": nn.GroupNorm(2, 4), "rms_norm": nn.RMSNorm([2, 3]),
         "embedding": nn.Embedding(5, 3), "bag": nn.EmbeddingBag(5, 3), "slope": nn.PReLU(3),
@@ -108,7 +109,8 @@ def every_kind_of_module() -> nn.Module:
 # The names do not decide; here they happen to tell what is what.
 MATRICES = {
     "linear.weight", "one_row.weight", "convolution.weight", "lstm.weight_ih_l0",
-    "lstm.weight_hh_l0", "attention.in_proj_weight", "attention.out_proj.weight",
+    "lstm.weight_hh_l0", "stacked.weight_ih_l0", "stacked.weight_hh_l0", "stacked.weight_ih_l1",
+    "stacked.weight_hh_l1", "attention.in_proj_weight", "attention.out_proj.weight",
     "transformer.embedding.weight", "transformer.layers.0.self_attn.in_proj_weight",
     "transformer.layers.0.self_attn.out_proj.weight", "transformer.layers.0.linear1.weight",
     "transformer.layers.0.linear2.weight", "fusion.attention.in_proj_weight",

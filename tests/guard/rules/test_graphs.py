@@ -4,8 +4,13 @@ from typing import Any
 
 import pytest
 
+from app.guard.case import Case
+from app.guard.plan import settle
+from app.guard.resolve import resolve
+from app.guard.rules.compilation import step_not_capturable
+from app.recipes.sequence import Sequence
 from app.spec.layers import overlay
-from tests.guard.world import RTX, codes, plan_of, world
+from tests.guard.world import CATALOG, REQUEST, RTX, codes, plan_of, world
 
 ON_RTX = world(devices=(RTX,))
 RULE = "correctness.step_not_capturable"
@@ -25,9 +30,7 @@ def recomputed(dropout: float) -> dict[str, Any]:
     ("change", "told"),
     [
         ({}, None),
-        ({"recipe": {"num_layers": 2, "dropout": 0.1}}, "Dropout of 0.1 between 2 layers"),
-        ({"recipe": {"num_layers": 1, "dropout": 0.1}}, None),
-        ({"recipe": {"num_layers": 2}}, None),
+        ({"recipe": {"num_layers": 2, "dropout": 0.1}}, None),
         ({"training": {"batch_size": 2000, "gradient_accumulation_steps": 2}}, "and a step 4,000."),
         (recomputed(dropout=0.1), "The recomputed blocks draw random numbers"),
         (recomputed(dropout=0.0), None),
@@ -40,3 +43,17 @@ def test_what_cannot_be_recorded_is_refused_where_it_must_be(change, told):
         (issue,) = [issue for issue in plan.errors if issue.code == RULE]
         assert told in issue.why
     assert RULE not in codes(plan_of(wanting("auto", change), ON_RTX))
+
+
+def test_a_plugin_says_why_its_steps_cannot_be_captured():
+    class Waiting(Sequence):
+        @property
+        def not_capturable(self) -> str:
+            return "Its loss waits for the device."
+
+    spec = settle(resolve(overlay(REQUEST, wanting("always", {})), CATALOG, ON_RTX), ON_RTX).spec
+    assert spec is not None
+    assert list(step_not_capturable(Case(spec, ON_RTX))) == []
+    plugin = spec.model_copy(update={"recipe": Waiting(**spec.recipe.model_dump())})
+    (finding,) = step_not_capturable(Case(plugin, ON_RTX))
+    assert finding.why == "Its loss waits for the device."

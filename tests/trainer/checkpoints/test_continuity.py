@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import torch
 
+from app.recipes.sequence import Sequence
 from tests.trainer.lab import BUILDING_POLLS, Lab, Outcome, StopAtPoll
 from worker.trainer.checkpoints.exactness import keeps_dropout_to_itself, resumes_exactly
 from worker.trainer.checkpoints.format import Snapshot, load, publish
+from worker.trainer.recipes.encoders import build_encoder
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -73,8 +75,11 @@ def test_an_exact_resume_warns_of_nothing(lab: Lab) -> None:
 def test_dropout_between_the_layers_of_a_gpus_rnn_is_out_of_reach(
     layers: int, dropout: float, device: torch.device, kept: bool
 ) -> None:
+    """That of a plugin's torch.nn.LSTM; Stoker's own encoder draws with nn.Dropout."""
     model = torch.nn.Sequential(torch.nn.LSTM(3, 4, layers, dropout=dropout), torch.nn.Dropout(0.5))
     assert keeps_dropout_to_itself(model, device) is kept
+    recipe = Sequence(kind="sequence", hidden_size=4, num_layers=layers, dropout=dropout)
+    assert not keeps_dropout_to_itself(build_encoder(recipe, 6, 3), device)
 
 
 @pytest.fixture

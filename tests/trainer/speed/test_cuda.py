@@ -49,7 +49,6 @@ def test_nothing_waits_for_the_device_between_log_points(
         monkeypatch.setattr(owner, name, within("default", getattr(owner, name)))
     monkeypatch.setattr(execute, "train", within("error", loop.train))
     patch = {
-        "recipe": {"num_layers": 1},  # with dropout between layers, steps are not captured
         "runtime": {"precision": precision, "cuda_graphs": graphs},
         "data": {"loader": {"kind": "chunked", "residency": residency, "chunk_size": "4KiB"}},
         "training": {"log_every_steps": 4},

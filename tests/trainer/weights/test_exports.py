@@ -71,8 +71,13 @@ def by_name(made: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {one["model"]: one for one in made["facts"]["measured"]}
 
 
-def test_raw_features_become_raw_targets_for_any_batch(lab: Lab) -> None:
-    outcome = trained(lab)
+@pytest.mark.parametrize(
+    "recipe",
+    [{}, {"num_layers": 2, "dropout": 0.2}, {"encoder": "gru", "num_layers": 2, "dropout": 0.2}],
+    ids=["one layer", "lstm", "gru"],
+)
+def test_raw_features_become_raw_targets_for_any_batch(lab: Lab, recipe: dict[str, Any]) -> None:
+    outcome = trained(lab, {"recipe": recipe})
     order = order_for(lab, outcome, "onnx")
     made = make_export(order)
     folder = Path(order["out"])
@@ -114,9 +119,12 @@ def test_a_manifest_names_every_file_with_its_hash(lab: Lab) -> None:
     assert [path.name for path in folder.parent.iterdir()] == ["made"]
 
 
-def test_weights_of_8_bits_are_measured_beside_the_original(lab: Lab) -> None:
+@pytest.mark.parametrize("stacked", [{}, {"num_layers": 2, "dropout": 0.2}], ids=["one", "two"])
+def test_weights_of_8_bits_are_measured_beside_the_original(
+    lab: Lab, stacked: dict[str, Any]
+) -> None:
     """By the batches that the run's evaluations look at."""
-    wide = {"recipe": {"hidden_size": 64}, "evaluation": {"max_batches": 2}}
+    wide = {"recipe": {"hidden_size": 64, **stacked}, "evaluation": {"max_batches": 2}}
     order = order_for(lab, trained(lab, wide), "int8")
     found = by_name(made := make_export(order))
     assert made["facts"]["samples"] == 10

@@ -75,9 +75,10 @@ def _of_the_device(trainer: Trainer, start: Start) -> Iterator[tuple[str, str]]:
     elif keeps_dropout_to_itself(trainer.step.model, precision.device):
         yield (
             "dropout_not_restored",
-            "On a GPU the dropout between the encoder's layers (recipe.dropout with "
-            "recipe.num_layers above 1) is drawn from a state of cuDNN that cannot be saved: "
-            "training goes on, but not bit for bit as it would have without the interruption.",
+            "The model has a torch.nn.LSTM or GRU with dropout between its layers, and cuDNN draws "
+            "that from a state that cannot be saved. Training goes on, but not bit for bit as it "
+            "would have without the interruption. To resume exactly, give the model one-layer RNNs "
+            "with torch.nn.Dropout between them, in the recipe's package.",
         )
     threads = torch.get_num_threads()
     if start.candidate.own and body["threads"] != threads and precision.device.type == "cpu":

@@ -5,7 +5,11 @@ from torch import nn
 
 
 def keeps_dropout_to_itself(model: nn.Module, device: torch.device) -> bool:
-    """cuDNN draws the dropout between the layers of an RNN from a state that nobody can save."""
+    """True if the model has a torch.nn.LSTM or GRU with dropout between its layers, on a GPU.
+
+    cuDNN draws that dropout from a state that cannot be saved. Stoker's recipes have a StackedRNN
+    instead (worker/trainer/recipes/encoders.py); a plugin's model may have PyTorch's.
+    """
     return device.type == "cuda" and any(
         isinstance(module, nn.RNNBase) and module.num_layers > 1 and module.dropout > 0
         for module in model.modules()

@@ -1,7 +1,8 @@
 """Encoders that step through time, as several recipes have them: LSTM, GRU, transformer."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
@@ -49,23 +50,88 @@ def _layer(recipe: EncodingRecipe) -> nn.Module:
     )
 
 
+class StackedRNN(nn.Module):
+    """An LSTM or GRU of several layers with dropout, made of one-layer RNNs and nn.Dropout.
+
+    It computes what torch.nn.LSTM and GRU compute. Its parameters have their names, order and
+    initial values. On a GPU, PyTorch's modules draw this dropout from a state of cuDNN that can
+    neither be saved nor captured in a CUDA graph. nn.Dropout draws from PyTorch's own generator,
+    which allows both.
+    """
+
+    def __init__(
+        self, kind: type[nn.LSTM | nn.GRU], width: int, hidden: int, layers: int, dropout: float
+    ) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+        # nn.Module does not look into a list, so the RNNs are no submodules. Their parameters are
+        # registered here instead, under the names that PyTorch uses for several layers.
+        self._rnns = [kind(width, hidden, batch_first=True)]
+        self._rnns += [kind(hidden, hidden, batch_first=True) for _ in range(1, layers)]
+        for layer, rnn in enumerate(self._rnns):
+            for name, parameter in rnn.named_parameters():
+                self.register_parameter(_stacked_name(name, layer), parameter)
+
+    def forward(
+        self, inputs: Tensor, begin: Tensor | tuple[Tensor, ...] | None = None
+    ) -> tuple[Tensor, Tensor | tuple[Tensor, ...]]:
+        """Returns what torch.nn.LSTM and GRU return with batch_first: the states at each step,
+        (batch, steps, hidden), and the last state of each layer, (layers, batch, hidden). An LSTM's
+        last states are a pair of hidden and cell.
+        """
+        states, ends = inputs, []
+        for layer, rnn in enumerate(self._rnns):
+            states, end = rnn(self.dropout(states) if layer else states, _state_of(begin, layer))
+            ends.append(end)
+        if isinstance(ends[0], tuple):
+            return states, tuple(torch.cat(one) for one in zip(*ends, strict=True))
+        return states, torch.cat(ends)
+
+    def train(self, mode: bool = True) -> Self:
+        for rnn in self._rnns:
+            rnn.train(mode)
+        return super().train(mode)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Moves or converts the parameters; `to` and `cuda` call it. PyTorch may make new parameter
+        objects here, so the RNNs get them again. cuDNN needs a layer's weights in one block.
+        """
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for layer, rnn in enumerate(self._rnns):
+            for name, _ in list(rnn.named_parameters()):
+                setattr(rnn, name, self.get_parameter(_stacked_name(name, layer)))
+            rnn.flatten_parameters()
+        return self
+
+
+def _stacked_name(name: str, layer: int) -> str:
+    """Returns PyTorch's name for this parameter of a layer; `name` is that in a one-layer RNN."""
+    return f"{name.removesuffix('0')}{layer}"
+
+
+def _state_of(
+    states: Tensor | tuple[Tensor, ...] | None, layer: int
+) -> Tensor | tuple[Tensor, ...] | None:
+    """Returns one layer's part of the states of all layers: (1, batch, hidden) each."""
+    if isinstance(states, tuple):
+        return tuple(one[layer : layer + 1] for one in states)
+    return None if states is None else states[layer : layer + 1]
+
+
 def build_encoder(recipe: EncodingRecipe, window: int, features: int) -> nn.Module:
-    """Of one input, by the length of its window in time steps."""
-    width = features * recipe.patch
+    """Returns the encoder of one input. `window`: its length in time steps."""
+    width, hidden, layers = features * recipe.patch, recipe.hidden_size, recipe.num_layers
     if recipe.encoder == "transformer":
         return TransformerEncoder(recipe, width, window // recipe.patch)
-    return RNNS[recipe.encoder](
-        width,
-        recipe.hidden_size,
-        recipe.num_layers,
-        batch_first=True,
-        dropout=recipe.dropout if recipe.num_layers > 1 else 0.0,
-    )
+    kind = RNNS[recipe.encoder]
+    if recipe.dropout and layers > 1:
+        return StackedRNN(kind, width, hidden, layers, recipe.dropout)
+    return kind(width, hidden, layers, batch_first=True)
 
 
 def encoded(encoder: nn.Module, patches: Tensor) -> Tensor:
     """(batch, steps, width) to the state at each step, (batch, steps, hidden)."""
-    if not isinstance(encoder, nn.RNNBase):
+    if isinstance(encoder, TransformerEncoder):
         return encoder(patches)  # type: ignore[no-any-return]
     with precision_of_rnns(patches.device.type):
         states: Tensor = encoder(patches)[0]

@@ -101,9 +101,9 @@ class SequenceModel(Forecaster):
 
     Inputs are (batch, window, features), outputs (batch, *target_shape). Where samples differ in
     length, the forecast is of the state at the end of each, of none for an empty one, whatever lies
-    behind it; a last patch that it does not fill has the mean there. The state dict holds plain
-    modules only (`encoder` is torch.nn.LSTM or GRU, `head` is torch.nn.Linear), so that a
-    checkpoint loads without Stoker.
+    behind it; a last patch that it does not fill has the mean there. The state dict has the names
+    of plain modules (`encoder` those of torch.nn.LSTM or GRU, `head` of torch.nn.Linear), so that
+    a checkpoint loads without Stoker.
     """
 
     input_mean: Tensor

@@ -73,8 +73,9 @@ def why_not(step: TrainingStep, spec: RunSpec, data: DataSet, rung: Rung) -> str
         return "CUDA graphs are of a GPU, and this attempt is on the CPU."
     if keeps_dropout_to_itself(step.model, device):
         return (
-            "The dropout between the encoder's layers is drawn from a state of cuDNN that cannot "
-            "be put back, so a captured step could not be compared with a launched one."
+            "The model has a torch.nn.LSTM or GRU with dropout between its layers, and cuDNN draws "
+            "that from a state that cannot be put back, so a captured step could not be compared "
+            "with a launched one. One-layer RNNs with torch.nn.Dropout between them are captured."
         )
     recomputes = spec.runtime.activation_checkpointing or rung.activation_checkpointing
     if recomputes and spec.recipe.has_random_blocks:
