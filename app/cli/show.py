@@ -15,7 +15,6 @@ from app.cli.output import (
     duration,
     headline,
     label_line,
-    metric_line,
     number,
     print_facts,
     print_json,
@@ -23,7 +22,7 @@ from app.cli.output import (
     size,
 )
 from app.cli.progress import steps_done
-from app.cli.watch import RESULTS
+from app.cli.watch import result_facts
 from stoker import Problem
 
 if TYPE_CHECKING:
@@ -61,10 +60,8 @@ def show(
     typer.echo(headline(run))
     # Until its end a run has no result; but what was best so far.
     result = run.get("result") or {"best": (run.get("progress") or {}).get("best")}
-    reached = [(name, metric_line(result.get(name) or {})) for name in RESULTS]
     facts = _facts(run, documents, attempts, weights)
-    caveats = [("caveat", sentence) for sentence in result.get("caveats", ())]
-    print_facts([*facts, *reached, *caveats, *_warnings(warnings)])
+    print_facts([*facts, *result_facts(result), *_warnings(warnings)])
 
 
 def _weights_from(client: "Client", run: Document, applied: list[Document | None]) -> str | None:

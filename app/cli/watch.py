@@ -9,7 +9,14 @@ import typer
 from app.cli.arguments import RunId
 from app.cli.connect import connect
 from app.cli.failures import OUTCOMES, ExitCode
-from app.cli.output import STATUS_STYLES, JsonOption, between, metric_line, print_facts
+from app.cli.output import (
+    STATUS_STYLES,
+    JsonOption,
+    between,
+    metric_line,
+    number,
+    print_facts,
+)
 from app.cli.progress import Teller, View, make_view
 from stoker import ClientError, Event
 
@@ -17,7 +24,7 @@ if TYPE_CHECKING:
     from stoker import Client
 
 Document = dict[str, Any]
-RESULTS = ("best", "last", "test", "naive")
+RESULTS = ("best", "last", "test")
 
 
 def watch(
@@ -88,6 +95,18 @@ def _print_events(client: "Client", run_id: int) -> ExitCode:
     return OUTCOMES[run["state"]]
 
 
+def result_facts(result: Document) -> list[tuple[str, object]]:
+    """The lines of a result: its scores, the best baseline of each metric, and its caveats."""
+    scores = [(name, metric_line(result.get(name) or {})) for name in RESULTS]
+    names = {(one["metric"], one["value"]): one["name"] for one in result.get("baselines") or ()}
+    baselines = [
+        f"{metric} {number(value)} ({names.get((metric, value), 'last value')})"
+        for metric, value in (result.get("naive") or {}).items()
+    ]
+    caveats = [("caveat", sentence) for sentence in result.get("caveats") or ()]
+    return [*scores, ("best baseline", " · ".join(baselines)), *caveats]
+
+
 def print_outcome(run: Document) -> None:
     """How a run ended, or that it is paused, and what can be done now."""
     state = run["state"]
@@ -95,8 +114,7 @@ def print_outcome(run: Document) -> None:
     head = f"Run {run['id']} {state}" + (f" after {took}" if run["started_at"] else "")
     typer.secho(f"{head}.", fg=STATUS_STYLES[state])  # its last note has said why
     result = run["result"] or {}
-    caveats = [("caveat", sentence) for sentence in result.get("caveats", ())]
-    print_facts([*((name, metric_line(result.get(name) or {})) for name in RESULTS), *caveats])
+    print_facts(result_facts(result))
     if run["child_ids"]:
         typer.echo(f"  It goes on as run {run['child_ids'][-1]}.")
     elif state in ("failed", "stopped"):

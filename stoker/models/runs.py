@@ -68,6 +68,16 @@ class Progress(Answer):
     best: Any = None
 
 
+class BaselineScore(Answer):
+    """A simple predictor's score."""
+
+    name: str
+    """A last value, a mean, a ridge regression, the most common class, …"""
+    metric: str
+    """The run's own name of it, such as val_mae."""
+    value: float
+
+
 class Result(Answer):
     """What the run delivered: metrics of the last and best evaluation, and of the test. Of a run
     that was killed or crashed, the step that it was last known to have made, and the best so far.
@@ -79,8 +89,12 @@ class Result(Answer):
     best: Document | None = None
     test: Document | None = None
     naive: Document | None = None
-    """Scores of the naive forecast, that the target stays as it was last; null where the data does
-    not hold its past. What is no better has learned nothing.
+    """By metric of the run, the score of the best baseline; null where the recipe has none. What is
+    no better has learned nothing.
+    """
+    baselines: list[BaselineScore] | None = None
+    """Scores of every baseline on the rows that the run was evaluated and tested on. Baselines are
+    fitted on at most 100,000 samples of the training part.
     """
     caveats: list[str] = Field(default_factory=list)
     """Sentences that say why the scores may look better than they are, for risks that the run

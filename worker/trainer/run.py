@@ -1,6 +1,7 @@
 """One attempt from spec.json to its end: prepare, train, test, tell."""
 
 import logging
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from worker.trainer.errors import Diverged
 from worker.trainer.evaluate import test
 from worker.trainer.loop import train
 from worker.trainer.out_of_memory import out_of_memory
-from worker.trainer.report.naive import naive_scores, no_better
+from worker.trainer.report.baselines import Baseline, best_of, measure_baselines, no_better
 from worker.trainer.report.preparing import StopRequested
 from worker.trainer.state import Scores
 from worker.trainer.stop import StopFlag
@@ -28,8 +29,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class End:
-    """How an attempt ended without an error; `result` is {last, best, test}, and where it can be
-    measured what the naive forecast reaches.
+    """How an attempt ended without an error; `result` is {last, best, test}, and for recipes that
+    have baselines {naive, baselines}, the best score by metric and all of them.
 
     `step` and `result` are None when the training was not even built.
     """
@@ -82,21 +83,28 @@ def _to_its_end(trainer: Trainer) -> End:
     if reason is not Reason.interrupted and trainer.data.test is not None:
         scores = test(trainer, trainer.data.test)
         reason = reason if scores is not None else Reason.interrupted
-    naive = Scores() if reason is Reason.interrupted else naive_scores(trainer)
+    baselines = [] if reason is Reason.interrupted else measure_baselines(trainer)
+    modes = trainer.spec.recipe.metric_modes
+    best = best_of(baselines, modes)
     trainer.log.progress()
-    result = _result(trainer, scores, naive)
+    result = _result(trainer, scores, baselines, best)
     reached = {**(result["best"] or {}), **(scores or {})}
-    told = _sentence(trainer, reason) + no_better(reached, naive)
+    told = _sentence(trainer, reason) + no_better(reached, best, modes)
     return End(reason, told, trainer.state.step, result)
 
 
-def _result(trainer: Trainer, test_scores: Scores | None, naive: Scores) -> dict[str, Any]:
-    state = trainer.state
+def _result(
+    trainer: Trainer,
+    test_scores: Scores | None,
+    baselines: list[Baseline],
+    best: Mapping[str, Baseline],
+) -> dict[str, Any]:
+    state, naive = trainer.state, {metric: one["value"] for metric, one in best.items()}
     return {
         "last": {"step": state.step, "epoch": state.running_epoch(), **state.last},
         "best": state.best.document() if state.best else None,
         "test": test_scores,
-        **({"naive": naive} if naive else {}),
+        **({"naive": naive, "baselines": baselines} if baselines else {}),
     }
 
 

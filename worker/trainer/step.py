@@ -163,13 +163,14 @@ class TrainingStep:
 
     def _add_gradients(self, batch: Batch, share: float) -> None:
         with self.precision.autocast():
-            losses, is_weighted = self._loss(self.model, self._with_tables(batch))
+            losses, is_weighted = self._loss(self.model, self.with_tables(batch))
         self.precision.scaler.scale(losses[0] * share).backward()  # type: ignore[no-untyped-call]
         losses = losses.detach()
         self.loss_sums.add_(losses, alpha=batch.size)
         self.sample_weight = self.sample_weight + (losses[-1] * share if is_weighted else share)
 
-    def _with_tables(self, batch: Batch) -> Batch:
+    def with_tables(self, batch: Batch) -> Batch:
+        """The batch with what the recipe has prepared."""
         return replace(batch, tables=self.tables) if self.tables else batch
 
     def _sample_losses(self, model: nn.Module, batch: Batch) -> tuple[Tensor, bool]:
@@ -242,12 +243,12 @@ class TrainingStep:
     def measure(self, batch: Batch) -> dict[str, Tensor]:
         """What the task's scores need of a batch, as sums over its samples, on the device."""
         with self.precision.autocast():
-            return self._measure(self.model, self._with_tables(batch))
+            return self._measure(self.model, self.with_tables(batch))
 
     def look_at(self, batch: Batch) -> None:
         """A forward pass as the training makes it, not compiled, of which nothing is kept."""
         with self.precision.autocast():
-            self.task.loss(self.model, self._with_tables(batch))
+            self.task.loss(self.model, self.with_tables(batch))
 
     def restart_loss(self, which: int) -> None:
         self.loss_sums[which] = 0.0

@@ -52,6 +52,9 @@ from worker.trainer.data.training_data import TrainingData
 from worker.trainer.errors import SpecMismatch
 from worker.trainer.report.preparing import Preparing
 
+# Places of the training part from which samples for baselines are taken.
+STRETCHES = 16
+
 
 class DataSet:
     """A run's data: three batch streams (validation and test may be None) and what describes them.
@@ -130,6 +133,20 @@ class DataSet:
                 samples = _each(_pieces(source, fields, rows), preparing)
                 found |= field_statistics(samples, self._targets)
         return found
+
+    def spaced_samples(self, most: int, most_bytes: int) -> tuple[dict[str, torch.Tensor], int]:
+        """Samples of the training part on the host, in the file's order, and how many they are: in
+        `STRETCHES` of neighbours, which are read as few pieces. At most so many, and so many bytes.
+        """
+        rows = self._part.all_rows()
+        each = min(most, max(1, most_bytes // max(1, bytes_per_sample(self.fields)))) // STRETCHES
+        if each and STRETCHES * each < len(rows):
+            begins = np.linspace(0, len(rows) - each, STRETCHES).astype(np.int64)
+            rows = rows[np.unique(begins[:, None] + np.arange(each))]
+        else:
+            rows = rows[: max(1, most)]
+        with closing(self._samples) as samples:
+            return samples.batch(rows), len(rows)
 
     def first_samples(self, most: int) -> dict[str, torch.Tensor]:
         """The first so many of the training part in the file's order, on the host."""

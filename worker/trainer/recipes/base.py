@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +24,12 @@ from worker.trainer.errors import SpecMismatch, TrainerError
 
 # What a recipe imports.
 __all__ = [
+    "BaselineSamples",
     "Batch",
     "Begin",
     "Exported",
+    "PastOfTarget",
+    "Predictor",
     "Samples",
     "Statistics",
     "Tables",
@@ -48,6 +51,29 @@ class Exported:
 
     inputs: Mapping[str, Tensor]
     outputs: tuple[str, ...] = ("output",)
+
+
+class PastOfTarget(NamedTuple):
+    """The input that holds the target's own past, with the last step at its end."""
+
+    input: str
+    feature: int
+    """Which of the input's features it is."""
+
+
+Predictor = nn.Module
+"""Called as the model is, with answers of the same shape and meaning."""
+
+
+@dataclass(frozen=True)
+class BaselineSamples:
+    """Samples of the training part that baselines are fitted on, on the CPU, in the file's order:
+    at most 100,000, in stretches that are spaced over the part.
+    """
+
+    batch: Batch
+    past: PastOfTarget | None
+    """None where the file does not say which input holds the target's past."""
 
 
 @dataclass(frozen=True)
@@ -320,6 +346,13 @@ class Task(ABC):
             " no begin_lanes to end it where the series of this dataset break. Mend the recipe's "
             "package.",
         )
+
+    def baselines(self, samples: BaselineSamples, model: nn.Module) -> Mapping[str, Predictor]:
+        """Simple predictors by a name for people, fitted on `samples`: the mean, the last value, a
+        regression in closed form. `measure` is called with each in the model's place, so they
+        answer in the model's units; `model` has the buffers that say them. None by default.
+        """
+        return {}
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor] | WeightedLoss:

@@ -14,7 +14,16 @@ from worker.trainer.data.bits import unpack_bits
 from worker.trainer.data.source import Arrays
 from worker.trainer.data.training_data import TrainingData
 from worker.trainer.errors import DataError
-from worker.trainer.recipes.base import Batch, Exported, Statistics, Tables, Task
+from worker.trainer.recipes.base import (
+    BaselineSamples,
+    Batch,
+    Exported,
+    Predictor,
+    Statistics,
+    Tables,
+    Task,
+)
+from worker.trainer.recipes.fitting import log_shares
 
 GROUPS = 8
 # The bias that logits begin with where labels are rare: a rate of 0.7 %.
@@ -159,6 +168,23 @@ class BoardTask(Task):
             batch.arrays[data.inputs[-1]].fill_(255)
         return batch
 
+    def baselines(self, samples: BaselineSamples, model: nn.Module) -> Mapping[str, Predictor]:
+        """Each move as often legal as in the training part; or all legal moves alike, and the moves
+        that are played most, with the mean result.
+        """
+        arrays, data = samples.batch.arrays, self.spec.data
+        if self.recipe.stage == "legal":
+            legal = as_bits(arrays[data.targets[0]], self.recipe.moves)
+            share = (legal.sum(0, dtype=torch.float64) + 1) / (len(legal) + 2)
+            return {"moves as often legal as in training": Guess(share.logit().float(), None)}
+        moves, results = (arrays[name].reshape(-1) for name in data.targets)
+        counts = moves.long().bincount(minlength=self.recipe.moves)
+        mean = results.double().mean().float()
+        return {
+            "uniform over legal moves": Guess(torch.zeros(self.recipe.moves), mean),
+            "most common moves": Guess(log_shares(counts), mean),
+        }
+
     def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         if self.recipe.stage == "legal":
             logits, legal = self._legal(model, batch)
@@ -231,6 +257,22 @@ class BoardTask(Task):
             logits = logits.masked_fill(legal == 0, -torch.inf)
         move, result = (batch.arrays[name].reshape(-1) for name in targets)
         return logits, move.long(), value.float(), result.float()
+
+
+class Guess(nn.Module):
+    """Answers the same logits, and the same result, in each position."""
+
+    logits: Tensor
+    value: Tensor | None
+
+    def __init__(self, logits: Tensor, value: Tensor | None) -> None:
+        super().__init__()
+        self.register_buffer("logits", logits)
+        self.register_buffer("value", value)
+
+    def forward(self, bits: Tensor) -> tuple[Tensor, Tensor | None]:
+        value = None if self.value is None else self.value.expand(len(bits))
+        return self.logits.expand(len(bits), -1), value
 
 
 def as_bits(array: Tensor, count: int) -> Tensor:

@@ -14,8 +14,17 @@ from app.spec.recipe import BACKBONE
 from worker.trainer.data.source import Arrays
 from worker.trainer.data.training_data import TrainingData
 from worker.trainer.errors import DataError, NothingToScore
-from worker.trainer.recipes.base import Batch, Statistics, Tables, Task, WeightedLoss
+from worker.trainer.recipes.base import (
+    BaselineSamples,
+    Batch,
+    Predictor,
+    Statistics,
+    Tables,
+    Task,
+    WeightedLoss,
+)
 from worker.trainer.recipes.encoders import exact_for
+from worker.trainer.recipes.fitting import log_shares, ridge
 
 Graphs = tuple[Tensor, Tensor, Tensor, Tensor, int]
 """Of a batch: features of atoms (atoms, …) and bonds (bonds, …), the two atoms of each bond, the
@@ -224,6 +233,29 @@ class MoleculeTask(Task):
             "bond_features": bonds,
         }
 
+    def baselines(self, samples: BaselineSamples, model: nn.Module) -> Mapping[str, Predictor]:
+        """The most common element or class; or the mean, and a ridge on how many atoms of each
+        element a molecule has.
+        """
+        atoms, _, _, of, molecules = self._graphs(samples.batch)
+        elements = atoms[:, 0].long()
+        if self.recipe.task == "masked":
+            counts = elements[of < molecules].bincount(minlength=self.recipe.values)
+            return {"most common element": OfAtoms(log_shares(counts))}
+        target = samples.batch.arrays[self.target].reshape(-1)
+        if self.recipe.task == "classification":
+            counts = target.long().bincount(minlength=self.recipe.classes)
+            return {"most common class": OfMolecules(log_shares(counts))}
+        mean, std = (model.get_buffer(f"target_{name}").cpu() for name in ("mean", "std"))
+        scaled = ((target.to(mean.dtype) - mean) / std).double()[:, None]
+        weights, intercept = ridge(
+            element_counts(elements, of, molecules, self.recipe.values), scaled
+        )
+        return {
+            "training mean": OfMolecules(scaled.mean(0)),
+            "ridge on atom counts": OfMolecules(intercept, weights),
+        }
+
     def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor] | WeightedLoss:
         """Means over hidden atoms, class weights or molecules."""
         if self.recipe.task == "masked":
@@ -335,6 +367,50 @@ class MoleculeTask(Task):
         if self.recipe.loss == "mse":
             return error.square()
         return functional.huber_loss(error, torch.zeros_like(error), reduction="none")
+
+
+class OfAtoms(nn.Module):
+    """Answers the same logits for each atom."""
+
+    logits: Tensor
+
+    def __init__(self, logits: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("logits", logits)
+
+    def forward(self, graphs: Graphs, hides: Tensor) -> Tensor:
+        return self.logits.expand(len(graphs[0]), -1)
+
+
+class OfMolecules(nn.Module):
+    """Answers the same values for each molecule, and a linear map of its atoms' counts on top.
+    weights: (elements, outputs).
+    """
+
+    values: Tensor
+    weights: Tensor | None
+
+    def __init__(self, values: Tensor, weights: Tensor | None = None) -> None:
+        super().__init__()
+        self.register_buffer("values", values)
+        self.register_buffer("weights", weights)
+
+    def forward(self, graphs: Graphs) -> Tensor:
+        atoms, _, _, of, molecules = graphs
+        if self.weights is None:
+            return self.values.expand(molecules, -1)
+        counts = element_counts(atoms[:, 0].long(), of, molecules, len(self.weights))
+        return counts @ self.weights + self.values
+
+
+def element_counts(elements: Tensor, of: Tensor, molecules: int, values: int) -> Tensor:
+    """Atoms of each element by molecule, float64 (molecules, values). Atoms that fill up a batch
+    are of none: `of` is `molecules` there.
+    """
+    counts = torch.zeros((molecules + 1) * values, dtype=torch.float64, device=elements.device)
+    places = of.clamp(max=molecules) * values + elements
+    counts.index_add_(0, places, torch.ones_like(places, dtype=torch.float64))
+    return counts.view(molecules + 1, values)[:molecules]
 
 
 def fixed_draws(graphs: Graphs, counts: Tensor, seed: int) -> Tensor:

@@ -14,14 +14,17 @@ from worker.trainer.data.statistics import array_statistics
 from worker.trainer.data.training_data import TrainingData
 from worker.trainer.errors import NothingToScore
 from worker.trainer.recipes.base import (
+    BaselineSamples,
     Batch,
     Exported,
+    Predictor,
     Statistics,
     Tables,
     Task,
     WeightedLoss,
 )
 from worker.trainer.recipes.encoders import Moments, exact_for
+from worker.trainer.recipes.fitting import Constant, ridge
 from worker.trainer.recipes.graphs import correlations, nearest, trailing_graphs
 from worker.trainer.recipes.panel_model import GraphLayer, PanelModel
 from worker.trainer.recipes.panel_reading import FeatureSeries, PanelReader
@@ -105,6 +108,24 @@ class PanelGraphTask(Task):
             "window": window,
             "num_features": features,
         }
+
+    def baselines(self, samples: BaselineSamples, model: nn.Module) -> Mapping[str, Predictor]:
+        """The mean of each horizon, and least squares on an entity's own features at the last
+        step, one regression for all entities.
+        """
+        arrays, (target, given) = samples.batch.arrays, self.spec.data.targets
+        panel = arrays[self.spec.data.inputs[0]]
+        known = arrays[given].bool()
+        measured = arrays[target].double().masked_fill(~known, 0.0)
+        mean = measured.sum((0, 1)) / known.sum((0, 1)).clamp(min=1)
+        rows = known.all(-1).nonzero(as_tuple=True)
+        found: dict[str, Predictor] = {"training mean": Constant(mean.expand(panel.shape[2], -1))}
+        features = panel[:, -1][rows].double().nan_to_num()
+        if len(features) > features.shape[1]:
+            found["least squares on the last step"] = LinearInFeatures(
+                *ridge(features, measured[rows])
+            )
+        return found
 
     def loss(self, model: nn.Module, batch: Batch) -> WeightedLoss:
         """A mean over the dates of which something is known, as evaluations have it."""
@@ -197,6 +218,22 @@ class PanelGraphTask(Task):
         else:
             each = functional.huber_loss(scaled, torch.zeros_like(scaled), reduction="none")
         return _mean_known(each, known)
+
+
+class LinearInFeatures(nn.Module):
+    """A linear map of each entity's features at the last step. weights: (features, horizons)."""
+
+    weights: Tensor
+    intercept: Tensor
+
+    def __init__(self, weights: Tensor, intercept: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("weights", weights)
+        self.register_buffer("intercept", intercept)
+
+    def forward(self, panel: Tensor, *_: Tensor) -> Tensor:
+        """(batch, steps, entities, features) to (batch, entities, horizons)."""
+        return panel[:, -1].double().nan_to_num() @ self.weights + self.intercept
 
 
 def rank_agreement(forecast: Tensor, measured: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,13 +13,24 @@ from app.recipes.sequence import Sequence
 from app.spec.recipe import BACKBONE
 from worker.trainer.data.batch import Batch
 from worker.trainer.data.source import lengths_of
-from worker.trainer.recipes.base import Exported, Statistics, Tables, Task
+from worker.trainer.recipes.base import (
+    BaselineSamples,
+    Exported,
+    Predictor,
+    Statistics,
+    Tables,
+    Task,
+)
 from worker.trainer.recipes.encoders import exact_for
+from worker.trainer.recipes.fitting import Constant, ridge
 from worker.trainer.recipes.sequence_model import (
     Forecaster,
     SequenceModel,
     TimeframesModel,
 )
+
+# Steps of the past that a baseline looks at, the last ones.
+MOST_LAGS = 512
 
 
 class SequenceTask(Task):
@@ -120,6 +131,39 @@ class SequenceTask(Task):
         for state in self.carried(model).values():
             state.masked_fill_(begins[None, :, None], 0.0)
 
+    def baselines(self, samples: BaselineSamples, model: nn.Module) -> Mapping[str, Predictor]:
+        """The mean; and where the target's past is known, its last value, the mean of its last
+        steps, and a ridge on all of its steps in the window.
+        """
+        targets = samples.batch.arrays[self.target_name].double()
+        found: dict[str, Predictor] = {"training mean": Constant(targets.mean(0))}
+        if samples.past is None:
+            return found
+        name, feature = samples.past
+        past = samples.batch.arrays[name][:, -MOST_LAGS:, feature].double()
+        flat, shape = targets.flatten(1), targets.shape[1:]
+        steps = past.shape[1]
+        place = self.spec.data.inputs.index(name)
+
+        def linear(weights: Tensor, intercept: Tensor) -> Predictor:
+            return LinearInPast(place, feature, weights, intercept, shape)
+
+        zero = flat.new_zeros(flat.shape[1])
+        lags = [2**power for power in range(steps.bit_length()) if 2**power <= steps]
+        means = {k: _mean_of_last(k, steps).expand(flat.shape[1], -1).T for k in lags}
+        found["last value"] = linear(means.pop(1), zero)
+        if means:
+            best = min(means, key=lambda k: float((past @ means[k] - flat).abs().mean()))
+            found[f"mean of the last {best} steps"] = linear(means[best], zero)
+        if steps == 1:
+            return found
+        # By differences to the last value, since levels that never came before are usual.
+        last = past[:, -1:]
+        weights, intercept = ridge(past[:, :-1] - last, flat - last)
+        whole = torch.cat((weights, 1 - weights.sum(0, keepdim=True)))
+        found[f"ridge on the last {steps} steps"] = linear(whole, intercept)
+        return found
+
     def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         error = self._error(model, batch) / model.get_buffer("target_std")
         return {"loss": _criterion(error.float(), self.recipe.loss)}
@@ -155,6 +199,32 @@ class SequenceTask(Task):
             inputs.append(batch.arrays[lengths])
         forecast: Tensor = model(*inputs)
         return forecast - batch.arrays[self.target_name].to(forecast.dtype)
+
+
+def _mean_of_last(count: int, steps: int) -> Tensor:
+    weights = torch.zeros(steps, dtype=torch.float64)
+    weights[-count:] = 1 / count
+    return weights
+
+
+class LinearInPast(nn.Module):
+    """A linear map of the last steps of one feature. weights: (steps, outputs)."""
+
+    weights: Tensor
+    intercept: Tensor
+
+    def __init__(
+        self, place: int, feature: int, weights: Tensor, intercept: Tensor, shape: torch.Size
+    ) -> None:
+        """`place`: of the input among the model's. `shape`: of a forecast."""
+        super().__init__()
+        self._place, self._feature, self._shape = place, feature, shape
+        self.register_buffer("weights", weights)
+        self.register_buffer("intercept", intercept)
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        past = inputs[self._place][:, -len(self.weights) :, self._feature].double()
+        return (past @ self.weights + self.intercept).view(-1, *self._shape)
 
 
 def _criterion(error: Tensor, kind: str) -> Tensor:

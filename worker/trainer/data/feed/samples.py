@@ -76,7 +76,8 @@ class Samples(Dataset[Arrays]):
         return in_row | packed_fields(self._layouts, source, rows)
 
     def batch(self, rows: Rows) -> dict[str, Tensor]:
-        """These samples, (samples, *shape) each; packed arrays one behind another, filled up.
+        """These samples, (samples, *shape) each; packed arrays one behind another, filled up where
+        there are shapes of batches.
 
         Raises DataError, DatasetChanged.
         """
@@ -86,6 +87,8 @@ class Samples(Dataset[Arrays]):
         if not packed:
             return arrays
         arrays |= {name: torch.from_numpy(one) for name, one in packed.items()}
+        if not self._shapes.by_size:
+            return arrays
         return filled_up(arrays, source.fields, self._shapes, len(rows))
 
     def _opened(self) -> Source:

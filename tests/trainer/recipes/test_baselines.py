@@ -1,0 +1,230 @@
+"""Simple baselines: each is what it is called, scored on the rows of the run's evaluations."""
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from sklearn.linear_model import LinearRegression
+
+from app.lifecycle import Reason
+from tests.trainer.lab import Lab, StopAtPoll, merged
+from tests.trainer.recipes import molecules, panels
+from tests.trainer.recipes.test_board import LEGAL, MOVES, PLAY, positions
+from worker.trainer.recipes.fitting import log_shares, ridge
+from worker.trainer.report import baselines
+from worker.trainer.report.baselines import best_of, no_better
+from worker.trainer.tools.panel.panel_cut import PanelCut, write_panel
+
+NAMES = ["wave", "a", "b"]
+TRAINING, VALIDATION, TEST = slice(42), slice(42, 54), slice(54, 60)
+SHORT = {"training": {"epochs": 1}}
+Array = NDArray[Any]
+
+
+def name_features(lab: Lab, features=NAMES, target="wave") -> None:
+    with h5py.File(lab.data, "a") as file:
+        file.attrs.update({"feature_names": features, "target_name": target})
+
+
+def arrays_of(lab: Lab, *names: str) -> list[Array]:
+    with h5py.File(lab.data) as file:
+        return [file[name][:].astype(np.float64) for name in names]
+
+
+def by_name(result: dict[str, Any], metric: str) -> dict[str, float]:
+    return {one["name"]: one["value"] for one in result["baselines"] if one["metric"] == metric}
+
+
+@pytest.mark.parametrize("loader", [{"kind": "chunked"}, {"kind": "dataloader", "num_workers": 0}])
+def test_forecasts_are_compared_with_means_last_values_and_a_ridge(lab: Lab, loader) -> None:
+    name_features(lab)
+    result = lab.run(patch=merged(SHORT, {"data": {"loader": loader}})).result
+    features, targets = arrays_of(lab, "features", "targets")
+    past = features[:, :, 0]
+    for prefix, part in (("val", VALIDATION), ("test", TEST)):
+        scores = by_name(result, f"{prefix}_mae")
+        mean = targets[TRAINING].mean(0)
+        assert scores["training mean"] == pytest.approx(np.abs(targets[part] - mean).mean())
+        last = np.abs(targets[part] - past[part, -1:]).mean()
+        assert scores["last value"] == pytest.approx(last)
+        (k,) = (int(name.split()[4]) for name in scores if name.startswith("mean of the last"))
+        error = np.abs(targets[part] - past[part, -k:].mean(1, keepdims=True)).mean()
+        assert scores[f"mean of the last {k} steps"] == pytest.approx(error)
+        rmse = by_name(result, f"{prefix}_rmse")
+        expected = np.sqrt(((targets[part] - past[part, -1:]) ** 2).mean())
+        assert rmse["last value"] == pytest.approx(expected)
+    # Waves are linear in their past, so the ridge is by far the best of them.
+    best = min(by_name(result, "val_mae"), key=by_name(result, "val_mae").__getitem__)
+    assert best == "ridge on the last 12 steps"
+    assert result["naive"]["val_mae"] == by_name(result, "val_mae")[best]
+
+
+def test_a_ridge_without_noise_is_the_regression_of_scikit_learn() -> None:
+    random = np.random.default_rng(0)
+    inputs = random.normal(5, 2, (200, 6))
+    targets = inputs @ random.normal(size=(6, 3)) + 7
+    weights, intercept = ridge(torch.from_numpy(inputs), torch.from_numpy(targets))
+    fitted = LinearRegression().fit(inputs, targets)
+    np.testing.assert_allclose(weights.numpy(), fitted.coef_.T, rtol=1e-5)
+    np.testing.assert_allclose(intercept.numpy(), fitted.intercept_, rtol=1e-4)
+
+
+def test_a_ridge_shrinks_what_the_last_fifth_of_its_samples_does_not_bear_out() -> None:
+    random = np.random.default_rng(0)
+    inputs, targets = random.normal(size=(60, 40)), random.normal(size=(60, 1))
+    weights, _ = ridge(torch.from_numpy(inputs), torch.from_numpy(targets))
+    plain = LinearRegression().fit(inputs, targets).coef_
+    assert np.abs(weights.numpy()).sum() < 0.7 * np.abs(plain).sum()
+
+
+def test_a_run_that_is_no_better_says_so_with_the_baselines_name(lab: Lab) -> None:
+    name_features(lab)
+    with h5py.File(lab.data, "a") as file:  # waves that stand still
+        file["targets"][:] = file["features"][:, -1:, 0]
+    outcome = lab.run(patch=SHORT)
+    assert by_name(outcome.result, "val_mae")["last value"] == pytest.approx(0.0, abs=1e-6)
+    assert outcome.end is not None
+    assert "no better than a simple baseline (" in outcome.end.message
+
+
+def test_arrays_without_names_are_compared_with_the_mean(lab: Lab) -> None:
+    outcome = lab.run(patch=SHORT)
+    assert set(by_name(outcome.result, "val_mae")) == {"training mean"}
+    (targets,) = arrays_of(lab, "targets")
+    expected = np.abs(targets[VALIDATION] - targets[TRAINING].mean(0)).mean()
+    assert outcome.result["naive"]["val_mae"] == pytest.approx(expected)
+
+
+def test_the_best_is_taken_by_the_direction_of_its_metric() -> None:
+    rows = [
+        ("a", "val_mae", 2.0),
+        ("b", "val_mae", 3.0),
+        ("a", "val_f1", 0.2),
+        ("b", "val_f1", 0.4),
+    ]
+    each = [{"name": name, "metric": metric, "value": value} for name, metric, value in rows]
+    modes = {"mae": "min", "f1": "max"}
+    best = best_of(each, modes)
+    assert {metric: one["name"] for metric, one in best.items()} == {"val_mae": "a", "val_f1": "b"}
+    assert no_better({"val_mae": 1.5, "val_f1": 0.5}, best, modes) == ""
+    assert "(a): val_mae 2, and 2 of the" in no_better({"val_mae": 2.0}, best, modes)
+    told = no_better({"val_mae": 1.0, "val_f1": 0.3}, best, modes)
+    assert "(b): val_f1 0.3, and 0.4 of the baseline" in told
+    assert no_better({}, best, modes) == ""
+
+
+def test_they_are_scored_on_the_rows_of_the_runs_evaluation(lab: Lab) -> None:
+    name_features(lab)
+    patch = merged(SHORT, {"evaluation": {"max_batches": 1}})
+    result = lab.run(patch=patch).result
+    features, targets = arrays_of(lab, "features", "targets")
+    middle = slice(47, 52)
+    expected = np.abs(targets[middle] - features[middle, -1:, 0]).mean()
+    assert by_name(result, "val_mae")["last value"] == pytest.approx(expected)
+
+
+def test_a_run_that_was_stopped_has_none(lab: Lab) -> None:
+    name_features(lab)
+    outcome = lab.run(stop=StopAtPoll(8))
+    assert outcome.end is not None
+    assert outcome.end.reason is Reason.interrupted
+    assert "baselines" not in (outcome.result or {})
+
+
+def test_what_would_take_too_long_is_left_out_with_a_warning(lab: Lab, monkeypatch) -> None:
+    monkeypatch.setattr(baselines, "LEAST_SECONDS", -1.0)
+    monkeypatch.setattr(baselines, "MOST_SHARE", 0.0)
+    outcome = lab.run(patch=SHORT)
+    assert "baselines" not in outcome.result
+    assert [one["code"] for one in outcome.of_kind("warning")] == ["baselines_left_out"]
+
+
+def test_samples_to_fit_are_spaced_over_the_training_part(lab: Lab, monkeypatch) -> None:
+    monkeypatch.setattr(baselines, "MOST_SAMPLES", 16)
+    result = lab.run(patch=SHORT).result
+    (targets,) = arrays_of(lab, "targets")
+    rows = np.unique(np.linspace(0, 41, 16).astype(int))
+    expected = np.abs(targets[VALIDATION] - targets[rows].mean(0)).mean()
+    assert result["naive"]["val_mae"] == pytest.approx(expected)
+
+
+def test_panels_are_compared_with_least_squares_on_their_own_features(lab: Lab) -> None:
+    write_panel(lab.data, panels.made_panel(), PanelCut(panels.WINDOW, (1, 3), "own"))
+    result = lab.run(patch=merged(panels.SPEC, SHORT)).result
+    scores = by_name(result, "val_mae")
+    assert set(scores) == {"training mean", "least squares on the last step"}
+    # The own value is the last one of what is forecast, and a wave goes on from there.
+    assert scores["least squares on the last step"] < 0.9 * scores["training mean"]
+    ranks = by_name(result, "val_rank_correlation")
+    assert ranks["training mean"] == 0.0
+    assert ranks["least squares on the last step"] > 0.3
+    assert result["naive"]["val_rank_correlation"] == max(ranks.values())
+
+
+@pytest.mark.parametrize("task", ["regression", "classification", "masked"])
+def test_molecules_are_compared_with_means_and_the_counts_of_their_atoms(
+    lab: Lab, task: str
+) -> None:
+    molecules.write(lab.data, classes=task == "classification")
+    request = molecules.request_of(task, evaluation={"metrics": molecules.METRICS[task]})
+    request["data"].pop("dataset")
+    result = lab.run(patch=merged(request, SHORT)).result
+    metric = "val_mae" if task == "regression" else "val_accuracy"
+    scores = by_name(result, metric)
+    with h5py.File(lab.data) as file:
+        targets = file["targets"][:]
+    train, validation = slice(140), slice(140, 180)
+    if task == "regression":
+        mean = np.abs(targets[validation] - targets[train].mean()).mean()
+        assert scores["training mean"] == pytest.approx(mean, rel=1e-5)
+        assert scores["ridge on atom counts"] < scores["training mean"]
+    elif task == "classification":
+        usual = np.bincount(targets[train].astype(int)).argmax()
+        share = (targets[validation] == usual).mean()
+        assert scores == {"most common class": pytest.approx(share)}
+    else:
+        assert set(scores) == {"most common element"}
+        assert 0 < scores["most common element"] < 1
+
+
+@pytest.mark.parametrize("stage", [LEGAL, PLAY], ids=["legal", "play"])
+def test_boards_are_compared_with_legal_moves_and_the_most_common_ones(
+    lab: Lab, stage: dict[str, Any]
+) -> None:
+    made = positions()
+    write_positions(lab.data, made)
+    result = lab.run(patch=merged(stage, SHORT)).result
+    legal = np.unpackbits(made["legal"], axis=1)[:, :MOVES].astype(bool)
+    if stage is LEGAL:
+        share = (legal[TRAINING].sum(0) + 1) / (len(legal[TRAINING]) + 2)
+        guess = np.broadcast_to(share > 0.5, legal[VALIDATION].shape)
+        both, either = (guess & legal[VALIDATION]).sum(1), guess.sum(1) + legal[VALIDATION].sum(1)
+        assert by_name(result, "val_f1") == {
+            "moves as often legal as in training": pytest.approx(
+                np.where(either > 0, 2 * both / either.clip(1), 1.0).mean()
+            )
+        }
+        return
+    losses, moves = by_name(result, "val_policy_loss"), made["move"]
+    uniform = np.log(legal[VALIDATION].sum(1)).mean()
+    assert losses["uniform over legal moves"] == pytest.approx(uniform, rel=1e-5)
+    common = log_shares(torch.from_numpy(np.bincount(moves[TRAINING], minlength=MOVES))).numpy()
+    masked = np.where(legal[VALIDATION], common, -np.inf)
+    chosen = masked[np.arange(len(masked)), moves[VALIDATION]]
+    expected = (np.log(np.exp(masked).sum(1)) - chosen).mean()
+    assert losses["most common moves"] == pytest.approx(expected, rel=1e-5)
+    results = by_name(result, "val_value_mae")
+    mean = made["value"][TRAINING].mean()
+    assert results["most common moves"] == pytest.approx(
+        np.abs(made["value"][VALIDATION] - mean).mean(), rel=1e-5
+    )
+
+
+def write_positions(path: Path, made: dict[str, Array]) -> None:
+    with h5py.File(path, "w") as file:
+        for name, array in made.items():
+            file[name] = array

@@ -1,0 +1,164 @@
+"""Simple baselines, scored as the model is: what a result has to be better than.
+
+They are fitted when the training has ended, so they never delay its first step.
+"""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from worker.trainer.data.batch import Batch, Batches
+from worker.trainer.errors import NothingToScore
+from worker.trainer.recipes.base import BaselineSamples, PastOfTarget, Predictor
+from worker.trainer.recipes.contract import scores_of
+from worker.trainer.state import Scores
+from worker.trainer.trainer import Trainer
+
+# Training samples that a baseline is fitted on, and the bytes that they may take on the host.
+MOST_SAMPLES, MOST_BYTES = 100_000, 256 * 2**20
+# Processor time that baselines may take: a share of the training's seconds, and at least so much.
+MOST_SHARE, LEAST_SECONDS = 0.02, 2.0
+
+Baseline = dict[str, Any]
+"""`{name, metric, value}`."""
+
+
+class StandIn(nn.Module):
+    """A predictor in the place of the model, whose buffers describe the data as before."""
+
+    def __init__(self, model: nn.Module, predictor: Predictor) -> None:
+        super().__init__()
+        self.predictor = predictor
+        self._buffers_of = model.get_buffer
+
+    def get_buffer(self, target: str) -> Tensor:
+        return self._buffers_of(target)
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.predictor(*inputs)
+
+
+class _OutOfTime(Exception):
+    """The baselines took as long as they may."""
+
+
+class _Clock:
+    def __init__(self, seconds: float) -> None:
+        self._end = time.process_time() + seconds
+
+    def check(self) -> None:
+        if time.process_time() > self._end:
+            raise _OutOfTime
+
+
+def measure_baselines(trainer: Trainer) -> list[Baseline]:
+    """Scores the recipe's baselines on the rows that the run was evaluated and tested on.
+
+    Returns none if the recipe has none, or if a stop is asked for meanwhile. Warns if they would
+    take more than their share of the time.
+    """
+    clock = _Clock(max(LEAST_SECONDS, MOST_SHARE * trainer.trained_seconds()))
+    parts = {"val": trainer.data.validation, "test": trainer.data.test}
+    scored: list[Baseline] = []
+    try:
+        stand_ins = _fitted(trainer) if any(parts.values()) else {}
+        clock.check()
+        for prefix, part in parts.items():
+            if part is not None and stand_ins and not trainer.stop.requested:
+                scored += _scored(trainer, stand_ins, part, prefix, clock)
+    except _OutOfTime:
+        trainer.log.warning(
+            "baselines_left_out",
+            "Simple baselines were left out, since they would take more than 2 % of the training's "
+            "time. Compare the result with a last value or a mean by yourself, or limit "
+            "evaluation.max_batches.",
+        )
+    return [] if trainer.stop.requested else scored
+
+
+def best_of(baselines: list[Baseline], modes: Mapping[str, str]) -> dict[str, Baseline]:
+    """By metric of the run, the best baseline. `modes`: whether less or more is better, by the name
+    without its part; less is where it has none.
+    """
+    best: dict[str, Baseline] = {}
+    for one in baselines:
+        metric = one["metric"]
+        sign = -1 if _more_is_better(metric, modes) else 1
+        if metric not in best or sign * one["value"] < sign * best[metric]["value"]:
+            best[metric] = one
+    return best
+
+
+def no_better(result: Scores, best: Mapping[str, Baseline], modes: Mapping[str, str]) -> str:
+    """Returns a sentence if a score is no better than the best baseline's; else an empty one."""
+    for metric, one in best.items():
+        if metric not in result:
+            continue
+        sign = -1 if _more_is_better(metric, modes) else 1
+        if not sign * result[metric] < sign * one["value"]:
+            return (
+                f" That is no better than a simple baseline ({one['name']}): {metric} "
+                f"{result[metric]:.6g}, and {one['value']:.6g} of the baseline."
+            )
+    return ""
+
+
+def _more_is_better(metric: str, modes: Mapping[str, str]) -> bool:
+    return modes.get(metric.partition("_")[2]) == "max"
+
+
+def _fitted(trainer: Trainer) -> dict[str, nn.Module]:
+    model, task = trainer.step.model, trainer.task
+    arrays, size = trainer.data.spaced_samples(MOST_SAMPLES, MOST_BYTES)
+    batch = Batch(arrays, size, {name: one.cpu() for name, one in trainer.step.tables.items()})
+    past = trainer.data.past_of_target()
+    samples = BaselineSamples(batch, None if past is None else PastOfTarget(*past))
+    with torch.no_grad():
+        predictors = task.baselines(samples, model)
+    device = trainer.step.device
+    return {name: StandIn(model, one).to(device).eval() for name, one in predictors.items()}
+
+
+def _scored(
+    trainer: Trainer,
+    stand_ins: Mapping[str, nn.Module],
+    part: Batches,
+    prefix: str,
+    clock: _Clock,
+) -> list[Baseline]:
+    """The same rows and the same `measure` as an evaluation of the model."""
+    task, log = trainer.task, trainer.log
+    sums: dict[str, dict[str, Tensor]] = {name: {} for name in stand_ins}
+    samples = 0
+    phase = log.within("evaluating", part.plan.epoch_micro_batches)
+    with torch.inference_mode(), phase, log.clock.part("eval"):
+        for batch in part.iterate(0):
+            if trainer.stop.requested:
+                return []
+            batch = trainer.step.with_tables(batch)
+            samples += batch.size
+            for name, stand_in in stand_ins.items():
+                for key, value in task.measure(stand_in, batch).items():
+                    before = sums[name].get(key)
+                    sums[name][key] = value if before is None else before + value
+            log.visited_batch()
+            clock.check()
+    return [
+        {"name": name, "metric": f"{prefix}_{metric}", "value": value}
+        for name, each in sums.items()
+        for metric, value in _scores(trainer, each, samples).items()
+    ]
+
+
+def _scores(trainer: Trainer, sums: Mapping[str, Tensor], samples: int) -> Scores:
+    """The run's metrics, or the loss where it has none. Waits for the device."""
+    totals = {key: float(value) for key, value in sums.items()}
+    try:
+        scores = scores_of(trainer.task, totals, samples)
+    except NothingToScore:
+        return Scores()  # the run's own evaluation has said why
+    wanted = trainer.spec.evaluation.metrics or ("loss",)
+    return Scores({name: scores[name] for name in wanted})
