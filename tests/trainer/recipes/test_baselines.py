@@ -15,6 +15,7 @@ from tests.trainer.lab import Lab, StopAtPoll, merged
 from tests.trainer.recipes import molecules, panels
 from tests.trainer.recipes.test_board import LEGAL, MOVES, PLAY, positions
 from worker.trainer.recipes.fitting import log_shares, ridge
+from worker.trainer.recipes.sequence import _a_season_ago
 from worker.trainer.report import baselines
 from worker.trainer.report.baselines import best_of, no_better
 from worker.trainer.tools.panel.panel_cut import PanelCut, write_panel
@@ -61,6 +62,28 @@ def test_forecasts_are_compared_with_means_last_values_and_a_ridge(lab: Lab, loa
     best = min(by_name(result, "val_mae"), key=by_name(result, "val_mae").__getitem__)
     assert best == "ridge on the last 12 steps"
     assert result["naive"]["val_mae"] == by_name(result, "val_mae")[best]
+
+
+def test_where_the_file_says_its_step_the_day_before_is_a_baseline(lab: Lab) -> None:
+    name_features(lab)
+    with h5py.File(lab.data, "a") as file:
+        file["features"].attrs["step_seconds"] = 4 * 3_600  # six a day, in windows of twelve
+    result = lab.run(patch=SHORT).result
+    features, targets = arrays_of(lab, "features", "targets")
+    a_day_ago = features[VALIDATION, -6:-2, 0]
+    scores = by_name(result, "val_mae")
+    assert scores["value a day ago"] == pytest.approx(
+        np.abs(targets[VALIDATION] - a_day_ago).mean()
+    )
+    assert "value a week ago" not in scores
+
+
+def test_a_forecast_beyond_a_season_repeats_it() -> None:
+    weights = _a_season_ago(3.0, 1.0, 5, 7)
+    assert weights is not None
+    assert (torch.arange(5.0).double() @ weights).tolist() == [2, 3, 4, 2, 3, 4, 2]
+    for length, seconds, steps in ((3.0, None, 5), (3.0, 2.0, 5), (3.0, 1.0, 2), (1.0, 1.0, 5)):
+        assert _a_season_ago(length, seconds, steps, 7) is None
 
 
 def test_a_ridge_without_noise_is_the_regression_of_scikit_learn() -> None:

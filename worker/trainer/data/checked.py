@@ -18,7 +18,7 @@ from worker.trainer.data.formats.hdf5 import Hdf5Source, Placement, Stamp
 from worker.trainer.data.formats.hdf5_file import open_file
 from worker.trainer.data.formats.packed_files import find_packed
 from worker.trainer.data.formats.ragged_files import find_ragged
-from worker.trainer.data.formats.window_files import find_windows
+from worker.trainer.data.formats.window_files import STEP_SECONDS, find_windows
 from worker.trainer.data.layouts.layout import Layout
 from worker.trainer.data.layouts.packed import PackedLayout
 from worker.trainer.data.layouts.padded import PaddedLayout
@@ -52,6 +52,9 @@ class Stored(Protocol):
     def names_of(self, array: str) -> tuple[tuple[str, ...], str | None]:
         """What the features of an array are called, and the target; as far as the files say so."""
 
+    def step_seconds(self, array: str) -> float | None:
+        """Seconds from one step of an array's windows to the next; None where no file says so."""
+
 
 @dataclass(frozen=True)
 class Hdf5Stored:
@@ -80,6 +83,11 @@ class Hdf5Stored:
             target = of_file.get("target_name")
         return tuple(map(str, features)), None if target is None else str(target)
 
+    def step_seconds(self, array: str) -> float | None:
+        with open_file(self.path) as file:
+            seconds = file[array].attrs.get(STEP_SECONDS, file.attrs.get(STEP_SECONDS))
+        return None if seconds is None else float(seconds)
+
 
 @dataclass(frozen=True)
 class ArrowStored:
@@ -100,6 +108,9 @@ class ArrowStored:
 
     def names_of(self, array: str) -> tuple[tuple[str, ...], str | None]:
         return (), None
+
+    def step_seconds(self, array: str) -> float | None:
+        return None
 
 
 @dataclass(frozen=True)

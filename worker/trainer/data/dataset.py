@@ -175,9 +175,9 @@ class DataSet:
             memory.add(slot, 0, size)
             yield memory.batch()
 
-    def past_of_target(self) -> tuple[str, int] | None:
-        """The input that holds the target's own past, the last step at its end, and which of its
-        features that is; None where the file does not say so.
+    def past_of_target(self) -> tuple[str, int, float | None] | None:
+        """The input that holds the target's own past, the last step at its end, which of its
+        features that is, and the seconds of a step; None where the file does not say so.
         """
         target = self.fields.get(self._targets[0])
         for name in self._inputs:
@@ -190,7 +190,8 @@ class DataSet:
                 and forecast in features
                 and lengths_of(name) not in (self.fields)
             ):
-                return name, features.index(forecast)
+                seconds = self._checked.stored.step_seconds(name)
+                return name, features.index(forecast), seconds
         return None
 
     def for_recipe(self, preparing: Preparing) -> TrainingData:

@@ -59,6 +59,8 @@ class PastOfTarget(NamedTuple):
     input: str
     feature: int
     """Which of the input's features it is."""
+    step_seconds: float | None = None
+    """From one step to the next; None where the file does not say so."""
 
 
 Predictor = nn.Module

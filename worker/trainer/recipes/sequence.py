@@ -31,6 +31,7 @@ from worker.trainer.recipes.sequence_model import (
 
 # Steps of the past that a baseline looks at, the last ones.
 MOST_LAGS = 512
+SEASONS = {"day": 86_400.0, "week": 604_800.0}  # seconds
 
 
 class SequenceTask(Task):
@@ -139,7 +140,7 @@ class SequenceTask(Task):
         found: dict[str, Predictor] = {"training mean": Constant(targets.mean(0))}
         if samples.past is None:
             return found
-        name, feature = samples.past
+        name, feature, seconds = samples.past
         past = samples.batch.arrays[name][:, -MOST_LAGS:, feature].double()
         flat, shape = targets.flatten(1), targets.shape[1:]
         steps = past.shape[1]
@@ -155,6 +156,10 @@ class SequenceTask(Task):
         if means:
             best = min(means, key=lambda k: float((past @ means[k] - flat).abs().mean()))
             found[f"mean of the last {best} steps"] = linear(means[best], zero)
+        for season, length in SEASONS.items():
+            weights = _a_season_ago(length, seconds, steps, flat.shape[1])
+            if weights is not None:
+                found[f"value a {season} ago"] = linear(weights, zero)
         if steps == 1:
             return found
         # By differences to the last value, since levels that never came before are usual.
@@ -199,6 +204,19 @@ class SequenceTask(Task):
             inputs.append(batch.arrays[lengths])
         forecast: Tensor = model(*inputs)
         return forecast - batch.arrays[self.target_name].to(forecast.dtype)
+
+
+def _a_season_ago(length: float, seconds: float | None, steps: int, horizon: int) -> Tensor | None:
+    """Weights of a forecast that repeats the last known season; None if a season is not a whole
+    number of steps, above 1, that the window has.
+    """
+    lag = 0 if seconds is None else length / seconds
+    if lag != round(lag) or not 1 < lag <= steps:
+        return None
+    weights = torch.zeros(steps, horizon, dtype=torch.float64)
+    for ahead in range(horizon):
+        weights[steps - round(lag) + ahead % round(lag), ahead] = 1.0
+    return weights
 
 
 def _mean_of_last(count: int, steps: int) -> Tensor:

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from app.installing import pip_install
 from worker.trainer.checkpoints.whole_file import whole_file
 from worker.trainer.data.formats.hdf5_file import open_file, write_roles
+from worker.trainer.data.formats.window_files import STEP_SECONDS
 from worker.trainer.errors import DataError
 from worker.trainer.tools.answer import sample_command
 
@@ -51,6 +52,7 @@ DAYS_BEFORE_MONTH = np.cumsum([0, 0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30]
 
 ATTRIBUTES = {
     "feature_names": list(FEATURES),
+    STEP_SECONDS: 3_600,
     "feature_units": list(UNITS),
     "target_name": TEMPERATURE,
     "target_unit": "degC",

@@ -20,11 +20,16 @@ import numpy as np
 
 from worker.trainer.checkpoints.whole_file import whole_file
 from worker.trainer.data.formats.hdf5_file import write_roles
-from worker.trainer.data.formats.window_files import SERIES, TIME_COLUMN, write_windows
+from worker.trainer.data.formats.window_files import (
+    SERIES,
+    STEP_SECONDS,
+    TIME_COLUMN,
+    write_windows,
+)
 from worker.trainer.data.source import Field, Rows
 from worker.trainer.errors import DataError
 from worker.trainer.tools.answer import answer, require_new
-from worker.trainer.tools.bad_rows import Bad, gap_of
+from worker.trainer.tools.bad_rows import MICROSECONDS, Bad, gap_of
 from worker.trainer.tools.row_times import RowTimes
 from worker.trainer.tools.rows.form import add_form, form_of
 from worker.trainer.tools.tables import Table, column_of, open_table
@@ -87,6 +92,8 @@ def cut(
         clocks = " ".join(table.time) if clock.period else ""
         told = {"feature_names": list(names), "target_name": target, TIME_COLUMN: clocks}
         file.attrs.update(told)
+        if clock.period:
+            file.attrs[STEP_SECONDS] = clock.period / MICROSECONDS
         write_roles(file, ["features"], ["targets"])
     return {
         "path": str(out),

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from worker.trainer.checkpoints.whole_file import whole_file
 from worker.trainer.data.formats.hdf5_file import write_roles
-from worker.trainer.data.formats.window_files import write_windows
+from worker.trainer.data.formats.window_files import STEP_SECONDS, write_windows
 from worker.trainer.data.source import Field, Rows
 from worker.trainer.errors import DataError
 
@@ -202,7 +202,7 @@ def write(out: Path, made: Aligned, cut: Cut, columns: Sequence[str], **attribut
     with whole_file(out) as partial, h5py.File(partial, "w") as file:
         for frame in cut.frames:
             group = _write(file, frame.name, made.series, made.starts, frame.window)
-            group.attrs["feature_names"] = list(columns)
+            group.attrs.update({"feature_names": list(columns), STEP_SECONDS: frame.seconds})
         _write(
             file, "targets", {"targets": made.targets}, {"targets": made.target_starts}, cut.horizon
         )

@@ -28,6 +28,8 @@ LENGTH, SERIES, STARTS = "window_length", "series", "starts"
 TIME_COLUMN = "time_column"
 # Of an array of targets: how many steps ahead each reaches.
 HORIZONS = "horizons"
+# Of an array of windows, or of its file: seconds from one step to the next, where times are known.
+STEP_SECONDS = "step_seconds"
 PIECE_BYTES = 64 * 2**20
 
 
