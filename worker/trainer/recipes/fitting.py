@@ -1,48 +1,110 @@
 """Closed forms that simple baselines are fitted by."""
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
-# Strengths of the penalty that are tried, as shares of the mean diagonal of the normal equations.
-STRENGTHS = (1e-8, 1e-6, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
-# The last share of the samples, on which the strength is chosen.
-CHOSEN_ON = 0.2
+# Strengths of the penalty that are tried, for inputs of deviation 1 and a mean over the samples.
+STRENGTHS = (1e-6, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+FOLDS = 4
+# Columns of a regression, and multiplications for its normal equations: a second or less.
+MOST_COLUMNS, MOST_PRODUCTS = 768, 2e10
 
 
-def ridge(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns weights (features, outputs) and intercepts (outputs,) of a ridge regression, float64.
+class Ridge(NamedTuple):
+    """A fitted regression, float64."""
 
-    inputs: (samples, features), targets: (samples, outputs), in the order of the file. The penalty
-    is chosen by the squared error on the last fifth of them, fitted on the others; the weights are
-    then fitted on all. Hoerl & Kennard, Ridge regression, 1970.
+    weights: Tensor
+    """(steps, features, outputs), of the last steps."""
+    intercept: Tensor
+    """(outputs,)"""
+
+    @property
+    def steps(self) -> int:
+        return len(self.weights)
+
+
+def ridge(inputs: Tensor, targets: Tensor) -> Ridge:
+    """Fits targets (samples, outputs) by the last steps of inputs (samples, steps, features).
+
+    The penalty, and how many steps are looked at, are chosen by the squared error on each of four
+    stretches of the samples, fitted on the other three. All samples are used, or every n-th where
+    that would take more than a second. Hoerl & Kennard, Ridge regression, 1970.
     """
-    inputs, targets = inputs.double(), targets.double()
-    earlier = max(1, round(len(inputs) * (1 - CHOSEN_ON)))
-    best = STRENGTHS[0]
-    if earlier < len(inputs):
-        least = torch.inf
-        for strength, weights, intercept in _solutions(inputs[:earlier], targets[:earlier]):
-            error = inputs[earlier:] @ weights + intercept - targets[earlier:]
-            if (squared := float(error.square().mean())) < least:
-                best, least = strength, squared
-    *_, (_, weights, intercept) = _solutions(inputs, targets, (best,))
-    return weights, intercept
+    most = max(1, MOST_COLUMNS // inputs.shape[2])
+    every = -(
+        -len(inputs) * min(most, inputs.shape[1]) ** 2 * inputs.shape[2] ** 2 // MOST_PRODUCTS
+    )
+    inputs = inputs[:: max(1, int(every)), -most:].double()
+    targets = targets[:: max(1, int(every))].double()
+    mean, std = inputs.mean((0, 1)), inputs.std((0, 1))
+    std = torch.where(std > 1e-12 * mean.abs(), std, 1.0)
+    scaled = ((inputs - mean) / std).flatten(1)
+    columns = torch.cat((scaled, scaled.new_ones(len(scaled), 1)), 1)  # the last is the intercept
+    folds = [
+        _Sums.of(*fold) for fold in zip(columns.chunk(FOLDS), targets.chunk(FOLDS), strict=True)
+    ]
+    steps, features = inputs.shape[1], inputs.shape[2]
+    lengths = [steps // 2**power for power in range(steps.bit_length())]
+    candidates = [(length, strength) for length in lengths for strength in STRENGTHS]
+    used, strength = min(candidates, key=lambda one: _error(folds, one[0] * features, one[1]))
+    whole = _Sums.added(folds).last(used * features)
+    solution = whole.solution(strength)
+    weights = solution[:-1].view(used, features, -1) / std[:, None]
+    return Ridge(weights, solution[-1] - (weights * mean[:, None]).sum((0, 1)))
 
 
-def _solutions(
-    inputs: Tensor, targets: Tensor, strengths: tuple[float, ...] = STRENGTHS
-) -> list[tuple[float, Tensor, Tensor]]:
-    """For each strength the weights and intercepts."""
-    mean, middle = inputs.mean(0), targets.mean(0)
-    centered = inputs - mean
-    normal, right = centered.T @ centered, centered.T @ (targets - middle)
-    scale = normal.diagonal().mean().clamp(min=1e-30)
-    identity = torch.eye(len(normal), dtype=normal.dtype)
-    solutions = []
-    for strength in strengths:
-        weights = torch.linalg.lstsq(normal + strength * scale * identity, right).solution
-        solutions.append((strength, weights, middle - mean @ weights))
-    return solutions
+class _Sums(NamedTuple):
+    """What the normal equations need of some samples; the last column is the intercept's."""
+
+    normal: Tensor
+    right: Tensor
+    squares: float
+    samples: int
+
+    @classmethod
+    def of(cls, columns: Tensor, targets: Tensor) -> "_Sums":
+        squares = float(targets.square().sum())
+        return cls(columns.T @ columns, columns.T @ targets, squares, len(columns))
+
+    @classmethod
+    def added(cls, each: Sequence["_Sums"]) -> "_Sums":
+        first, *others = each
+        normal, right = first.normal.clone(), first.right.clone()
+        for one in others:
+            normal += one.normal
+            right += one.right
+        squares, samples = sum(one.squares for one in each), sum(one.samples for one in each)
+        return cls(normal, right, squares, samples)
+
+    def last(self, count: int) -> "_Sums":
+        """Those of the last `count` columns and the intercept."""
+        kept = slice(len(self.normal) - count - 1, None)
+        return self._replace(normal=self.normal[kept, kept], right=self.right[kept])
+
+    def solution(self, strength: float) -> Tensor:
+        """(columns, outputs); the intercept is not penalized."""
+        penalty = torch.full((len(self.normal),), strength * self.samples, dtype=torch.float64)
+        penalty[-1] = 0.0
+        solution: Tensor = torch.linalg.lstsq(self.normal + penalty.diag(), self.right).solution
+        return solution
+
+    def error(self, solution: Tensor) -> float:
+        """The sum of squared errors on these samples."""
+        fit = (solution * (self.normal @ solution - 2 * self.right)).sum()
+        return self.squares + float(fit)
+
+
+def _error(folds: Sequence[_Sums], columns: int, strength: float) -> float:
+    """The sum of squared errors on each fold, fitted on the others."""
+    each = [fold.last(columns) for fold in folds]
+    return sum(
+        fold.error(_Sums.added([one for one in each if one is not fold]).solution(strength))
+        for fold in each
+        if len(each) > 1
+    )
 
 
 def log_shares(counts: Tensor) -> Tensor:

@@ -248,12 +248,11 @@ class MoleculeTask(Task):
             return {"most common class": OfMolecules(log_shares(counts))}
         mean, std = (model.get_buffer(f"target_{name}").cpu() for name in ("mean", "std"))
         scaled = ((target.to(mean.dtype) - mean) / std).double()[:, None]
-        weights, intercept = ridge(
-            element_counts(elements, of, molecules, self.recipe.values), scaled
-        )
+        counts = element_counts(elements, of, molecules, self.recipe.values)
+        fitted = ridge(counts[:, None], scaled)
         return {
             "training mean": OfMolecules(scaled.mean(0)),
-            "ridge on atom counts": OfMolecules(intercept, weights),
+            "ridge on atom counts": OfMolecules(fitted.intercept, fitted.weights[0]),
         }
 
     def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor] | WeightedLoss:

@@ -122,8 +122,9 @@ class PanelGraphTask(Task):
         found: dict[str, Predictor] = {"training mean": Constant(mean.expand(panel.shape[2], -1))}
         features = panel[:, -1][rows].double().nan_to_num()
         if len(features) > features.shape[1]:
+            fitted = ridge(features[:, None], measured[rows])
             found["least squares on the last step"] = LinearInFeatures(
-                *ridge(features, measured[rows])
+                fitted.weights[0], fitted.intercept
             )
         return found
 

@@ -133,8 +133,8 @@ class SequenceTask(Task):
             state.masked_fill_(begins[None, :, None], 0.0)
 
     def baselines(self, samples: BaselineSamples, model: nn.Module) -> Mapping[str, Predictor]:
-        """The mean; and where the target's past is known, its last value, the mean of its last
-        steps, and a ridge on all of its steps in the window.
+        """The mean; and where the target's past is known, its last value, that of a season ago, the
+        mean of its last steps, and ridges on its past and on all features.
         """
         targets = samples.batch.arrays[self.target_name].double()
         found: dict[str, Predictor] = {"training mean": Constant(targets.mean(0))}
@@ -160,13 +160,17 @@ class SequenceTask(Task):
             weights = _a_season_ago(length, seconds, steps, flat.shape[1])
             if weights is not None:
                 found[f"value a {season} ago"] = linear(weights, zero)
-        if steps == 1:
-            return found
-        # By differences to the last value, since levels that never came before are usual.
+        # Of differences to the last value, since levels that never came before are usual.
         last = past[:, -1:]
-        weights, intercept = ridge(past[:, :-1] - last, flat - last)
-        whole = torch.cat((weights, 1 - weights.sum(0, keepdim=True)))
-        found[f"ridge on the last {steps} steps"] = linear(whole, intercept)
+        if steps > 1:
+            own = ridge((past[:, :-1] - last)[..., None], flat - last)
+            weights = torch.cat((own.weights[:, 0], 1 - own.weights.sum((0, 1))[None]))
+            padded = flat.new_zeros(steps, flat.shape[1])
+            padded[-len(weights) :] = weights
+            found[f"ridge on the last {len(weights)} values"] = linear(padded, own.intercept)
+        every = ridge(samples.batch.arrays[name], flat - last)
+        added = f"ridge on all features of the last {every.steps} steps"
+        found[added] = LinearInFeatures(place, feature, every.weights, every.intercept, shape)
         return found
 
     def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
@@ -243,6 +247,17 @@ class LinearInPast(nn.Module):
     def forward(self, *inputs: Tensor) -> Tensor:
         past = inputs[self._place][:, -len(self.weights) :, self._feature].double()
         return (past @ self.weights + self.intercept).view(-1, *self._shape)
+
+
+class LinearInFeatures(LinearInPast):
+    """The last value, and a linear map of all features of the last steps. weights: (steps,
+    features, outputs).
+    """
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        window = inputs[self._place][:, -len(self.weights) :].double()
+        change = torch.einsum("nsf,sfo->no", window, self.weights) + self.intercept
+        return (window[:, -1, self._feature, None] + change).view(-1, *self._shape)
 
 
 def _criterion(error: Tensor, kind: str) -> Tensor:
