@@ -19,8 +19,9 @@ from worker.trainer.trainer import Trainer
 
 # Training samples that a baseline is fitted on, and the bytes that they may take on the host.
 MOST_SAMPLES, MOST_BYTES = 100_000, 256 * 2**20
-# Processor time that baselines may take: a share of the training's seconds, and at least so much.
-MOST_SHARE, LEAST_SECONDS = 0.02, 2.0
+# Processor time that baselines may take: a share of the training's seconds, within these bounds. A
+# stop waits for them, so they end within its time of grace.
+MOST_SHARE, LEAST_SECONDS, MOST_SECONDS = 0.02, 2.0, 20.0
 
 Baseline = dict[str, Any]
 """`{name, metric, value}`."""
@@ -57,26 +58,28 @@ class _Clock:
 def measure_baselines(trainer: Trainer) -> list[Baseline]:
     """Scores the recipe's baselines on the rows that the run was evaluated and tested on.
 
-    Returns none if the recipe has none, or if a stop is asked for meanwhile. Warns if they would
-    take more than their share of the time.
+    Returns none if the recipe has none, or, with a warning, if they would take more than their
+    share of the time.
     """
-    clock = _Clock(max(LEAST_SECONDS, MOST_SHARE * trainer.trained_seconds()))
+    share = MOST_SHARE * trainer.trained_seconds()
+    clock = _Clock(min(max(LEAST_SECONDS, share), MOST_SECONDS))
     parts = {"val": trainer.data.validation, "test": trainer.data.test}
     scored: list[Baseline] = []
     try:
         stand_ins = _fitted(trainer) if any(parts.values()) else {}
         clock.check()
         for prefix, part in parts.items():
-            if part is not None and stand_ins and not trainer.stop.requested:
+            if part is not None and stand_ins:
                 scored += _scored(trainer, stand_ins, part, prefix, clock)
     except _OutOfTime:
         trainer.log.warning(
             "baselines_left_out",
             "Simple baselines were left out, since they would take more than 2 % of the training's "
-            "time. Compare the result with a last value or a mean by yourself, or limit "
+            "time, or 20 seconds. Compare the result with a last value or a mean by yourself, or limit "
             "evaluation.max_batches.",
         )
-    return [] if trainer.stop.requested else scored
+        return []
+    return scored
 
 
 def best_of(baselines: list[Baseline], modes: Mapping[str, str]) -> dict[str, Baseline]:
@@ -136,8 +139,6 @@ def _scored(
     phase = log.within("evaluating", part.plan.epoch_micro_batches)
     with torch.inference_mode(), phase, log.clock.part("eval"):
         for batch in part.iterate(0):
-            if trainer.stop.requested:
-                return []
             batch = trainer.step.with_tables(batch)
             samples += batch.size
             for name, stand_in in stand_ins.items():
