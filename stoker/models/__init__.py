@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         Severity,
     )
     from stoker.models.runs import (
+        BaselineScore,
         BulkAnswer,
         BulkBody,
         BulkFilter,
@@ -77,9 +78,9 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "Answer", "Attempt", "Body", "BrokenPreset", "BulkAnswer", "BulkBody", "BulkFilter",
-    "BulkResult", "ByConstruction", "Carry", "Checkpoint", "Code", "CommandProfile", "Dataset",
-    "DatasetBody", "DatasetField", "DatasetLayout", "DatasetRoles", "EarlyCode", "Edges",
+    "Answer", "Attempt", "BaselineScore", "Body", "BrokenPreset", "BulkAnswer", "BulkBody",
+    "BulkFilter", "BulkResult", "ByConstruction", "Carry", "Checkpoint", "Code", "CommandProfile",
+    "Dataset", "DatasetBody", "DatasetField", "DatasetLayout", "DatasetRoles", "EarlyCode", "Edges",
     "Environment", "Event", "EventPage", "Export", "ExportBody", "ExportFacts", "ExportedTensor",
     "FieldParts", "Health", "ImportBody", "Issue", "Job", "Lengths", "LogPiece", "MeasuredModel",
     "Memory", "Neighbours", "NotAPart", "Page", "PatchOp", "PatchOperation", "Plan", "Preset",

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from app.cli.main import GROUPS
 from app.guard.documentation import EARLY, IMPOSSIBLE, TO_COME
@@ -92,5 +93,6 @@ def test_dropout_of_one_layer_is_before_the_head():
 
     single, stacked = model_of(1).encoder, model_of(2).encoder
     assert single.dropout == 0.0
+    assert isinstance(stacked.dropout, nn.Dropout)
     assert stacked.dropout.p == 0.5
     assert [model_of(layers).dropout.p for layers in (1, 2)] == [0.5, 0.5]

@@ -75,8 +75,8 @@ def measure_baselines(trainer: Trainer) -> list[Baseline]:
         trainer.log.warning(
             "baselines_left_out",
             "Simple baselines were left out, since they would take more than 2 % of the training's "
-            "time, or 20 seconds. Compare the result with a last value or a mean by yourself, or limit "
-            "evaluation.max_batches.",
+            "time, or 20 seconds. So nothing says whether the model is better than a mean. Limit "
+            "evaluation.max_batches to have them.",
         )
         return []
     return scored
