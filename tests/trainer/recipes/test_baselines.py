@@ -15,7 +15,7 @@ from tests.trainer.lab import Lab, StopAtPoll, merged
 from tests.trainer.recipes import molecules, panels
 from tests.trainer.recipes.test_board import LEGAL, MOVES, PLAY, positions
 from worker.trainer.recipes.fitting import STRENGTHS, log_shares, ridge
-from worker.trainer.recipes.sequence import _a_season_ago
+from worker.trainer.recipes.sequence import SequenceTask, _a_season_ago
 from worker.trainer.report import baselines
 from worker.trainer.report.baselines import best_of, no_better
 from worker.trainer.tools.panel.panel_cut import PanelCut, write_panel
@@ -177,6 +177,19 @@ def test_what_would_take_too_long_is_left_out_with_a_warning(lab: Lab, monkeypat
     outcome = lab.run(patch=SHORT)
     assert "baselines" not in outcome.result
     assert [one["code"] for one in outcome.of_kind("warning")] == ["baselines_left_out"]
+
+
+def test_a_baseline_that_fails_does_not_take_the_training_with_it(lab: Lab, monkeypatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("it is singular")
+
+    monkeypatch.setattr(SequenceTask, "baselines", broken)
+    outcome = lab.run(patch=SHORT)
+    assert outcome.end is not None
+    assert outcome.end.reason is Reason.completed
+    assert "baselines" not in outcome.result
+    (warning,) = outcome.of_kind("warning")
+    assert "RuntimeError: it is singular" in warning["message"]
 
 
 def test_samples_to_fit_are_spaced_over_the_training_part(lab: Lab, monkeypatch) -> None:
