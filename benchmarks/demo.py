@@ -217,16 +217,16 @@ def restart_to_the_end(client: Client, parent: Document) -> Document:
 
 
 def print_result(client: Client, runs: tuple[Document, Document], persistence: float) -> None:
-    """What came out, beside two forecasts without a model: that of the day before, which knows that
-    days are alike, and the one that every run is measured against, which repeats the last value.
-    DemoFailed when it is not clearly better.
+    """Prints the result, and the simple baselines that every run is compared with. DemoFailed if it
+    is not clearly better than the day before.
     """
     finished = runs[1]
-    best, last, naive = (finished["result"][name] for name in ("best", "last", "naive"))
+    best, last = (finished["result"][name] for name in ("best", "last"))
     improvement = 1 - best["val_mae"] / persistence
     heading("result, validated on October to December")
     say(f"as yesterday   {persistence:.2f} °C mean absolute error (persistence, by the hour)")
-    say(f"as it was last {naive['val_mae']:.2f} °C (its last value repeated, `result.naive`)")
+    for one in finished["result"]["baselines"] or ():
+        say(f"baseline       {one['value']:.2f} °C ({one['name']})")
     say(f"best           {best['val_mae']:.2f} °C at step {best['step']}")
     say(f"last           {last['val_mae']:.2f} °C at step {last['step']}")
     say(f"improvement    {improvement:.1%} over yesterday")

@@ -88,8 +88,8 @@ class _Sums(NamedTuple):
         """(columns, outputs); the intercept is not penalized."""
         penalty = torch.full((len(self.normal),), strength * self.samples, dtype=torch.float64)
         penalty[-1] = 0.0
-        solution: Tensor = torch.linalg.lstsq(self.normal + penalty.diag(), self.right).solution
-        return solution
+        factor = torch.linalg.cholesky(self.normal + penalty.diag())
+        return torch.cholesky_solve(self.right, factor)
 
     def error(self, solution: Tensor) -> float:
         """The sum of squared errors on these samples."""
