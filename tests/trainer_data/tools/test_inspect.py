@@ -430,3 +430,17 @@ def test_a_file_may_say_which_arrays_are_inputs_and_targets(tmp_path, inputs, ta
     assert report["layout"]["roles"] == roles
     warned = "attributes inputs and targets" in str(report["warnings"])
     assert warned == (not is_word)
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, -7.0])
+def test_a_target_that_never_changes_is_warned_of(tmp_path, value):
+    path = write_arrays(tmp_path / "a.h5")
+    assert "nothing to learn" not in str(inspect(path)["warnings"])
+    with h5py.File(path, "a") as file:
+        file["targets"][...] = value
+    report = inspect(path)
+    assert report["problems"] == []
+    assert "nothing to learn" in str(report["warnings"])
+    with h5py.File(path, "a") as file:  # it names another array
+        file.attrs["inputs"], file.attrs["targets"] = ["targets"], ["features"]
+    assert "nothing to learn" not in str(inspect(path)["warnings"])

@@ -103,6 +103,7 @@ def inspect(path: Path) -> dict[str, Any]:
             with open_file(path) as file:
                 _inspect_arrays(report, _usable_arrays(report, file))
                 _add_attributes(report, file)
+        _add_constant_targets(report)
         if not report["problems"]:
             report["fingerprint"] = fingerprint(path)
     except DataError as error:
@@ -110,6 +111,24 @@ def inspect(path: Path) -> dict[str, Any]:
     except HDF5_ERRORS as error:
         _add(report, "unreadable", f"{path.name} cannot be read ({error}); it is damaged.")
     return report
+
+
+def _add_constant_targets(report: dict[str, Any]) -> None:
+    """Warns of targets, as the file names them or by their usual name, that never change."""
+    roles = (report["layout"] or {}).get("roles") or {TARGETS: [TARGETS]}
+    for name in roles[TARGETS]:
+        field = report["fields"].get(name, {})
+        mean, std = field.get("mean"), field.get("std")
+        # The deviation of equal numbers is rounded, and hardly ever exactly 0.
+        if mean is not None and std is not None and std <= 1e-9 * abs(mean):
+            _add(
+                report,
+                "constant_target",
+                f"{name!r} is {mean:.6g} in all {field['sampled_rows']:,} rows that were looked at,"
+                " so there is nothing to learn. Check the column that it was made of, or name "
+                "another array in data.targets.",
+                "warnings",
+            )
 
 
 def _inspect_arrays(report: dict[str, Any], arrays: Fields) -> None:
