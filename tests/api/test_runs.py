@@ -258,7 +258,8 @@ def test_a_killed_run_tells_what_was_known_of_it(api, player):
     assert (run["state"], run["reason"]) == ("stopped", "kill_requested")
     last = {"step": 6, "epoch": 0}
     assert run["result"] == {
-        "last": last, "best": best, "test": None, "naive": None, "caveats": []
+        "last": last, "best": best, "test": None, "naive": None, "baselines": None,
+        "caveats": [],
     }  # fmt: skip
 
 

@@ -32,11 +32,12 @@ def test_compiling_is_told_before_and_after(cache, told):
         ),
         (
             {"training step": 7, "evaluation": 1}, None,
-            "8 graphs (7 for the training step, evaluation); not compiled on this machine before",
+            "8 graphs (7 for the training step, evaluation); no earlier time is known on this "
+            "machine",
         ),
         (
             {"training step": 1}, None,
-            "1 graph (training step); not compiled on this machine before",
+            "1 graph (training step); no earlier time is known on this machine",
         ),
     ],
 )  # fmt: skip
