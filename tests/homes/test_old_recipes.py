@@ -60,10 +60,12 @@ def test_an_interrupted_run_ends_as_its_own_version_would_have_ended_it(service,
     assert (run["state"], run["reason"], run["attempt"]) == ("succeeded", "completed", 2), run
     rows, expected = losses(service, run_id), losses(service, done)
     assert [row[:-1] for row in rows] == [row[:-1] for row in expected]
-    # Another CPU may round otherwise, and the longer the more. It is none of its own meaning.
+    # Another CPU may round otherwise, and the longer the more. A reported loss of masked molecules
+    # is a mean over hidden atoms by now, and was one over the batches' means.
+    rel = 0.05 if name == "molecules" else 1e-3
     for row, other in zip(rows, expected, strict=True):
         if int(row[0]) <= LAST_COMPARED:
-            assert float(row[-1]) == pytest.approx(float(other[-1]), rel=1e-3), row
+            assert float(row[-1]) == pytest.approx(float(other[-1]), rel=rel), row
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -170,7 +170,9 @@ def leaking_split(case: Case) -> Iterator[Finding]:
 
 
 def _cut_by(method: str, split: ChronologicalSplit | RandomSplit) -> dict[str, Any]:
-    """The block as a whole, since a seed or a gap means nothing to another method."""
+    """The method; or the block as a whole if it has a seed, which only a random split may have."""
+    if not getattr(split, "seed", 0):
+        return {"/data/split/method": method}
     names = ("validation_fraction", "test_fraction")
     asked = {name: getattr(split, name) for name in names if name in split.model_fields_set}
     return {"/data/split": {"method": method, **asked}}

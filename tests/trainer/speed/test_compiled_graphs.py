@@ -1,12 +1,11 @@
 """Compiled steps of packed graphs: one for each shape of a batch, all of them before the first."""
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
 
-from app.spec.run import RunSpec
+from app.spec.stored import read_stored
 from tests.trainer.lab import BASE_SPEC, Lab, merged
 from tests.trainer.recipes.molecules import CPU, run_of, write
 from tests.trainer.speed.test_compilation import applied, forget
@@ -37,7 +36,7 @@ def test_each_shape_is_compiled_once_and_none_in_the_training(
     write(lab.data, 60)
     patch = merged(run_of("masked", epochs=3), SMALL)
     launched = lab.run(patch=patch)
-    spec = RunSpec.model_validate_json(json.dumps(merged(BASE_SPEC, patch)))
+    spec = read_stored(merged(BASE_SPEC, patch))  # as the attempt reads it
     data = open_data(spec, lab.datasets(), CPU, preparing(lab.root), 2**30)
     shapes = [*data.train.shapes.each(data.train.plan.sizes), *_evaluated_shapes(data)]
     data.close()
