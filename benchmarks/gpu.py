@@ -80,7 +80,7 @@ Found = dict[str, Any]
 
 @dataclass(frozen=True)
 class Bench:
-    """Where a part measures, how long and how much. `quick`: small data and half a second."""
+    """Says where a part measures, and how much. `quick`: small data and half a second."""
 
     device: str
     quick: bool
@@ -195,7 +195,7 @@ class Opened:
         return build_step(self.spec, task, {}, precision, tables=tables)
 
     def capture(self) -> CaptureOutcome:
-        """As a run with `runtime.cuda_graphs: auto` does."""
+        """Captures as a run with `runtime.cuda_graphs: auto` does."""
         reason = why_not(self.step, self.spec, self.data, NO_RUNG)
         if reason is None:
             try:

@@ -165,7 +165,7 @@ def _identity(issue: Issue) -> tuple[str, tuple[str | int, ...]]:
 
 
 def settle(resolved: Resolved, facts: Facts) -> Resolved:
-    """What roles, split and loader leave open is fixed by the data as it is now: how it is read may
+    """Fixes what roles, split and loader leave open, by the data as it is now: its reading may
     change later, but not which samples are trained on, and what is shuffled together.
 
     The rules judge what is stored, so this comes before them, with a case of its own.

@@ -83,7 +83,7 @@ class Board(Recipe):
         return ("loss",) if self.stage == "legal" else ("policy", "value")
 
     def roles(self, arrays: Mapping[str, Array]) -> Roles | None:
-        """By the number of bits; a move and a result by the names `move` and `value`."""
+        """Arrays are told apart by their bits; a move and a result by their names."""
         planes = self._of_bits(arrays, self.planes * self.squares)
         legal = self._of_bits(arrays, self.moves)
         if len(planes) != 1 or len(legal) > 1:

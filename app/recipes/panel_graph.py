@@ -98,7 +98,7 @@ class PanelGraph(EncodingRecipe):
         return found if self.graph is None else {**found, "graph": found["head"]}
 
     def roles(self, arrays: Mapping[str, Array]) -> Roles | None:
-        """By the names that `stoker data convert --entity` gives the arrays."""
+        """Arrays have the names that `stoker data convert --entity` gives them."""
         return CONVERTED if arrays.keys() >= {*CONVERTED.inputs, *CONVERTED.targets} else None
 
     def problems(self, data: Data, arrays: Mapping[str, Array]) -> Iterator[Problem]:

@@ -41,7 +41,7 @@ class Parent:
     provenance: Document
     wish: Literal["latest", "best", "scratch"] | int
     inherited: Inherited | None
-    """What the restart takes over besides its request; None for a script."""
+    """The values that the restart takes over besides its request; None for a script."""
     other_data: frozenset[str] = frozenset()
     """Its datasets that have another file by now than it trained on."""
     shape: Document | None = None

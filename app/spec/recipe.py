@@ -87,7 +87,7 @@ class Recipe(SpecModel):
     """
 
     earlier: ClassVar[Mapping[str, Any]] = {}
-    """By field, the value that names what this recipe did before the field existed. A stored spec
+    """Values by field that name what this recipe did before the field existed. A stored spec
     without the field means this; give it where today's default means something else.
     """
 
@@ -227,7 +227,7 @@ class Recipe(SpecModel):
 
     @property
     def has_random_blocks(self) -> bool:
-        """Whether these blocks draw random numbers while they train, as dropout does. Their
+        """True if these blocks draw random numbers while they train, as dropout does. Their
         generator is then restored before they are computed again, which no CUDA graph can capture.
         """
         return True

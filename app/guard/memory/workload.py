@@ -43,7 +43,7 @@ class Workload:
 
 
 def need_of(arrays: Collection[FieldFacts], sizes: PartSizes, group: int) -> Need:
-    """What the trainer will find that the data comes to; `group`: samples shuffled together."""
+    """Returns the sizes that the trainer will read; `group`: samples shuffled together."""
     held_out = tuple(count for count in (sizes.validation, sizes.test) if count)
     samples, parts = sizes.training + sum(held_out), 1 + len(held_out)
     saved = sum(array.saved_bytes(samples, parts) for array in arrays)

@@ -179,8 +179,8 @@ class Runs:
             return find_first_weights(connection, init_from)
 
     def lineage(self, run_id: int) -> dict[int, Document | None]:
-        """By id the specs of the run and of all whose weights it began with, the last one first;
-        None of a run that was deleted.
+        """Returns by id the specs of the run and of all whose weights it began with, the last one
+        first; None for a run that was deleted.
         """
         with self._database.read() as connection:
             line = lineage(connection, run_id)
