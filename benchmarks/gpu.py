@@ -317,7 +317,7 @@ def _syncs(opened: Opened, batches: Iterator[Batch]) -> float | None:
 
 
 def recomputed(bench: Bench) -> Found:
-    """Whether a step whose activations are recomputed is captured, without dropout and with it."""
+    """Says if a step that recomputes activations is captured, without dropout and with it."""
     found: Found = {}
     for dropout in (0.0, 0.1):
         change = {
@@ -386,7 +386,7 @@ def compilation(bench: Bench) -> Found:
 
 
 def _forget_compiled() -> None:
-    """As a new process begins, which finds what is in the cache's folder."""
+    """Forgets graphs as a new process does, which finds what is in the cache's folder."""
     torch.compiler.reset()
     from torch._dynamo.utils import counters  # late, as in worker.trainer.speed.compiler
 
@@ -394,7 +394,7 @@ def _forget_compiled() -> None:
 
 
 def gpu_tests(bench: Bench) -> Found:
-    """How the tests marked gpu ended, as far as they came in the time."""
+    """Counts how the tests marked gpu ended, as far as they came in the time."""
     command = [sys.executable, "-m", "pytest", "-v", "-m", "gpu", "-p", "no:cacheprovider", "tests"]
     limit = max(1.0, bench.limit_seconds - STOP_SECONDS)
     code: int | None = None
@@ -430,12 +430,12 @@ QUICK_PARTS = ("weather-gru", "molecule-pretrain", "recomputed", "pinned")
 
 
 def measure(part: str, bench: Bench) -> Found:
-    """What one part found, in this process."""
+    """Runs one part in this process and returns its figures."""
     return CHECKS[part](bench) if part in CHECKS else workload(part, bench)
 
 
 def in_a_process(part: str, bench: Bench, limit_seconds: float) -> Found:
-    """What the part found, or `error`: why it found nothing."""
+    """Returns the figures of the part, or `error`: the reason why it has none."""
     command = [sys.executable, "-m", "benchmarks.gpu", "--one", part, "--device", bench.device]
     command += ["--limit", str(limit_seconds)]
     settings = {} if os.environ.keys() & set(OWNERS_MEMORY) else OF_TRAINERS

@@ -9,6 +9,7 @@ from jsonpointer import JsonPointer
 from app.guard.presets.catalog import Catalog, PresetLayer
 from app.spec.installed import RECIPES
 from app.spec.layers import DEFAULT_KINDS, RECIPE, Document, leaves, overlay, with_default_kinds
+from app.spec.parse import value_at
 from app.spec.stored import completed
 
 # The source, in a spec's provenance, of a value that a restart kept from its parent.
@@ -149,7 +150,7 @@ def _kept(
     default the recipe gives.
     """
     stored = {pointer for pointer, _ in leaves(spec)}
-    same_data = request.get("data", {}).get("dataset") == spec["data"]["dataset"]
+    same_data = value_at(request, ("data", "dataset")) == spec["data"]["dataset"]
     same_recipe = _scores_alike(request, before)
     depending = {
         **dict.fromkeys(SETTLED, same_data),

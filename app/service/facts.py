@@ -77,7 +77,7 @@ def facts_for(
     settled = settle(resolved, replace(facts, parent=before))
     if settled.spec is not None:
         facts = with_profiles(services.store.profiles, settled.spec, facts)
-    if facts.profiles:  # with which the data may fit next to the model, and the order is another
+    if facts.profiles:  # they say how much memory is left for data, which settles the order
         settled = settle(resolved, replace(facts, parent=before))
     carried = _carried(services, parent, settled.document, facts)
     source = _source(services, parent, settled.document)

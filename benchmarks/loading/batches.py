@@ -1,4 +1,4 @@
-"""What a batch is worth in the order of samples, and what that order costs to read.
+"""Measures what a batch is worth in an order of samples, and what that order costs to read.
 
 The worth: independent samples whose mean label varies as much as that of batches which the
 trainer's own order draws, beside what the plan tells. The rate: epochs streamed from a file, in
@@ -79,7 +79,7 @@ MADE: Mapping[Callable[[np.random.Generator], Labels], int] = {
     windows: 512,
     files: 4_096,
 }
-"""By what makes the labels, the batch."""
+"""Batch sizes by the function that makes the labels."""
 
 
 def orders() -> dict[str, Shuffle]:

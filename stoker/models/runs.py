@@ -89,8 +89,8 @@ class Result(Answer):
     best: Document | None = None
     test: Document | None = None
     naive: Document | None = None
-    """By metric of the run, the score of the best baseline; null where the recipe has none. What is
-    no better has learned nothing.
+    """The score of the best baseline, by metric of the run; null where the recipe has none. A run
+    that is no better has learned nothing.
     """
     baselines: list[BaselineScore] | None = None
     """Scores of every baseline on the rows that the run was evaluated and tested on. Baselines are

@@ -472,3 +472,11 @@ def test_a_restart_keeps_what_the_recipe_settled_by_the_arrays():
     assert carry_between(parent.require_ok(), child).kind == "full"
     of_47 = weather(fields={**FIELDS, "features": replace(FIELDS["features"], shape=(47, 15))})
     assert planned_restart(documents, {"name": "again"}, world(of_47)).require_ok()
+
+
+@pytest.mark.parametrize("data", ["rows", 7, [1]], ids=str)
+def test_a_restart_whose_data_is_no_object_is_told_so(data):
+    parent = without_split_seed(RANDOM)
+    plan = planned_restart(parent, {"data": data})
+    assert plan.spec is None
+    assert any(issue.loc[:1] == ["data"] for issue in plan.errors)

@@ -1,4 +1,4 @@
-"""How much of a run's held-out samples the weights that it begins with were trained on."""
+"""The guard knows which held-out samples a run's first weights were trained on."""
 
 from dataclasses import replace
 
@@ -169,7 +169,7 @@ def test_all_ancestors_count_and_the_one_that_saw_most_is_named():
 
 
 def test_an_ancestor_that_did_not_learn_the_targets_is_a_warning():
-    """As masked pretraining, whose targets are its inputs."""
+    """Masked pretraining is such a run: its targets are its inputs."""
     other = ancestor(split_of("random"))
     assert other.spec is not None
     data = other.spec.data.model_copy(update={"targets": other.spec.data.inputs})
