@@ -105,10 +105,13 @@ def test_a_divided_gpu_takes_no_run_while_another_does(make_farm):
     start(farm, {"mig": 1}, {})
     run = farm.wait_for_end(farm.submit(steps=3))
     assert run.state is RunState.succeeded
-    (worker,) = farm.store.workers.list(alive_only=True)
-    waiting = {slot["name"]: slot["waiting"] for slot in worker.slots}
-    assert "is divided by MIG" in waiting["gpu-GPU-0"]
-    assert waiting["gpu-GPU-1"] is None
+
+    def waiting() -> dict[str, str | None]:
+        (worker,) = farm.store.workers.list(alive_only=True)
+        return {slot["name"]: slot["waiting"] for slot in worker.slots}
+
+    assert "is divided by MIG" in waiting()["gpu-GPU-0"]
+    eventually(lambda: waiting()["gpu-GPU-1"] is None, "the driver lists no process any more")
 
 
 class Listed:
