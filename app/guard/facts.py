@@ -105,6 +105,8 @@ class FieldFacts:
     """Of the series that is stored in place of the windows; None: each sample is stored."""
     horizons: tuple[int, ...] | None = None
     """Of targets whose file says it: how many steps ahead each reaches."""
+    target_feature: int | None = None
+    """Index of the feature of these windows that is the target's own past; None if not known."""
     lengths: LengthFacts | None = None
     """Of a ragged array, whose `shape` begins with the longest: its samples are filled up to that
     in a batch, and lie one behind another until then. None: all samples have the shape."""
@@ -144,6 +146,7 @@ class FieldFacts:
                 self.is_ragged,
                 series_steps=self.series_steps,
                 horizons=self.horizons,
+                target_feature=self.target_feature,
             )
             return {name: array}
         nodes, edges = self.lengths.mean, self.edges.mean

@@ -9,11 +9,15 @@ from pydantic import Field
 from app.recipes.encoders import GATES, EncodingRecipe, fitting_patches
 from app.spec.base import FieldName
 from app.spec.data import Data
-from app.spec.recipe import BACKBONE, Array, Mode, Problem, Roles
+from app.spec.recipe import BACKBONE, Array, Mode, Problem, Roles, past_of_target
 
 
 class Sequence(EncodingRecipe):
     """Direct multi-horizon forecasts from windows: patches → an encoder each → linear head.
+
+    Where the target's own past is known, the head and a linear map of the past correct its last
+    value (Lai et al., LSTNet, 2018). `normalize` is RevIN (Kim et al., 2022) without its affine
+    map, which the layers around it can learn.
 
     Several inputs, such as bars of 1, 5 and 60 minutes, are fused by attention: the end of the
     first one asks all steps of all.
@@ -28,8 +32,21 @@ class Sequence(EncodingRecipe):
     named ones; default false."""
     loss: Literal["mae", "mse", "huber"] = "mae"
     """Training loss, in standardized target units; default mae."""
+    residual: Literal["last", "none"] = "last"
+    """The forecast is the target's last known value plus what the model adds; default last, or none
+    if the file does not say where the target's past is."""
+    highway: Annotated[int, Field(ge=0, le=4_096)] = 48
+    """Time steps of the target's own past that a linear map adds to the forecast; default 48, at
+    most the window, or 0 if the file does not say where the target's past is."""
+    normalize: Literal["none", "window"] = "none"
+    """`window` subtracts each window's mean, divides by its deviation, and undoes both in the
+    forecast, for levels that drift; default none."""
 
-    shape_fields: ClassVar = ("encoder", "hidden_size", "num_layers", "num_heads", "patch")
+    shape_fields: ClassVar = (
+        *("encoder", "hidden_size", "num_layers", "num_heads", "patch"),
+        *("residual", "highway", "normalize"),
+    )
+    earlier: ClassVar = {"residual": "none", "highway": 0, "normalize": "none"}
     takes_ragged: ClassVar = ("inputs",)
 
     @property
@@ -72,6 +89,7 @@ class Sequence(EncodingRecipe):
             yield from self._window_problems(data, position, name, window)
         if all(len(window.shape) == 2 for window in windows.values()):
             yield from self._patch_problems(windows)
+            yield from self._past_problems(data, arrays)
         target = arrays.get(data.targets[0])
         if target is not None and not target.is_ragged and not _is_horizon(target):
             yield Problem(
@@ -150,6 +168,33 @@ class Sequence(EncodingRecipe):
             {"/recipe/patch": max(p for p in fitting if p <= self.patch)},
         )
 
+    def _past_problems(self, data: Data, arrays: Mapping[str, Array]) -> Iterator[Problem]:
+        """Yields what is wrong with options that need the target's own past."""
+        past = past_of_target(data, arrays)
+        off = {"residual": "none", "highway": 0, "normalize": "none"}
+        for name, without in off.items():
+            if past is None and getattr(self, name) != without:
+                yield Problem(
+                    ("recipe", name),
+                    f"recipe.{name} is {getattr(self, name)}, and no file says which input holds "
+                    f"the past of {data.targets[0]!r}.",
+                    "It starts from the target's last values. Files of `stoker data convert` say "
+                    "where these are; in others, name the features of the windows in the attribute "
+                    "feature_names and the target in target_name. Ragged windows do not count.",
+                    {f"/recipe/{name}": without},
+                )
+        if past is None:
+            return
+        window = arrays[past[0]].shape[0]
+        if self.highway > window:
+            yield Problem(
+                ("recipe", "highway"),
+                f"A highway of {self.highway} time steps is longer than the window "
+                f"{past[0]!r}, which has {window}.",
+                "It reads the last steps of that window.",
+                {"/recipe/highway": window},
+            )
+
     def shape(self, data: Data, arrays: Mapping[str, Array]) -> dict[str, Any]:
         """How many values a step of each input has, and the shape of each target. How many steps a
         sample has changes no weights but the positions of a transformer.
@@ -160,13 +205,13 @@ class Sequence(EncodingRecipe):
         return {**shapes, "inputs": {name: one[1:] for name, one in shapes["inputs"].items()}}
 
     def num_parameters(self, data: Data, arrays: Mapping[str, Array]) -> int | None:
-        """Of the encoders, of the fusion where there are several, and of the linear head."""
+        """Counts the encoders, the fusion of several inputs, the linear head and the highway."""
         windows = [arrays[name] for name in data.inputs]
         if any(len(window.shape) != 2 for window in windows):
             return None
         hidden, outputs = self.hidden_size, prod(arrays[data.targets[0]].shape)
         encoders = sum(self.encoder_parameters(*window.shape) for window in windows)
-        head = outputs * (hidden + 1)
+        head = outputs * (hidden + 1 + self.highway)
         if len(windows) == 1:
             return encoders + head
         # Which frame a state is of, two norms, and the attention's four matrices with biases.

@@ -92,6 +92,7 @@ def field_facts(field: Document) -> FieldFacts:
         chunk_rows=chunks[0] if chunks and series_steps is None else None,
         series_steps=series_steps,
         horizons=tuple(field["horizons"]) if field.get("horizons") else None,
+        target_feature=field.get("target_feature"),
         compression=field.get("compression"),
         nonfinite=field.get("nonfinite_count"),
         mean=field.get("mean"),

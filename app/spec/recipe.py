@@ -45,6 +45,10 @@ class Array:
     far as it is known; None of others."""
     horizons: tuple[int, ...] | None = None
     """Of targets whose file says how many steps ahead each reaches: that; None of others."""
+    target_feature: int | None = None
+    """Index of the feature of these windows that is the target's own past; None if the file does
+    not name one.
+    """
 
 
 class Roles(NamedTuple):
@@ -270,6 +274,22 @@ class Recipe(SpecModel):
     def not_capturable(self) -> str | None:
         """Why no step can be captured as a CUDA graph, as a sentence; None where one can."""
         return None
+
+
+def past_of_target(data: Data, arrays: Mapping[str, Array]) -> tuple[str, int] | None:
+    """Returns the input whose windows hold the target's own past, and which of their features it
+    is; the last step is right before the forecast. None if it is not known.
+
+    Ragged windows are none of these: behind the end of a sample lie zeros.
+    """
+    target = arrays.get(data.targets[0])
+    if target is None or len(target.shape) > 1:
+        return None
+    for name in data.inputs:
+        array = arrays.get(name)
+        if array is not None and array.target_feature is not None and not array.is_ragged:
+            return name, array.target_feature
+    return None
 
 
 def value_at(parameters: Mapping[str, Any], name: str) -> Any:

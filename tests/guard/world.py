@@ -30,12 +30,13 @@ GIB = 2**30
 CATALOG = load_catalog(Path("/nonexistent"))
 FIELDS = {
     "features": FieldFacts(
-        (360, 15), "float32", "contiguous", nonfinite=0, mean=0.5, std=1.0, sorted=False
+        (360, 15), "float32", "contiguous", nonfinite=0, mean=0.5, std=1.0, sorted=False,
+        target_feature=0,
     ),
     "targets": FieldFacts(
         (36,), "float32", "contiguous", nonfinite=0, mean=0.5, std=1.0, sorted=False
     ),
-}
+}  # fmt: skip
 WEATHER = DatasetFacts(
     "weather", "ready", 4020, FIELDS, size_bytes=87_000_000, window_steps={}, network=False,
     read_bytes_per_second=2e6, path="weather.h5",

@@ -58,7 +58,8 @@ def test_what_is_carried(patch, kind):
 
 
 def test_a_field_that_the_recipe_did_not_have_when_a_run_was_stored_has_not_changed():
-    stored = spec_of(REQUEST)
+    recipe = {**REQUEST["recipe"], "residual": "none", "highway": 0}
+    stored = spec_of({**REQUEST, "recipe": recipe})
     older = {**stored, "recipe": {"kind": "sequence", "hidden_size": 64, "patch": 6}}
     assert carry_between(older, stored).kind == "full"
 

@@ -65,7 +65,15 @@ def merged(document: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
 
 
 BASE_SPEC: dict[str, Any] = {
-    "recipe": {"kind": "sequence", "hidden_size": 8, "num_layers": 2, "patch": 3, "dropout": 0.2},
+    "recipe": {
+        "kind": "sequence",
+        "hidden_size": 8,
+        "num_layers": 2,
+        "patch": 3,
+        "dropout": 0.2,
+        "residual": "none",
+        "highway": 0,  # its files do not say where the target's past is
+    },
     "data": {
         "dataset": "waves",
         "split": {"method": "chronological", "validation_fraction": 0.2, "test_fraction": 0.1},

@@ -164,3 +164,28 @@ def test_a_spec_of_three_lines_trains(lab: Lab, name: str) -> None:
         assert outcome.end is not None
         assert (outcome.end.reason, outcome.end.step) == (Reason.completed, 2)
         assert plan.require_ok()["checkpoint"]["monitor"] in outcome.result["best"]
+
+
+def test_forecasts_start_from_the_targets_past_where_the_file_names_it(tmp_path: Path) -> None:
+    named, unnamed = tmp_path / "named.h5", tmp_path / "unnamed.h5"
+    converted_table(named)
+    converted_windows(unnamed)
+
+    recipe = planned(SEQUENCE, named).require_ok()["recipe"]
+    assert (recipe["residual"], recipe["highway"]) == ("last", 48)
+    recipe = planned(SEQUENCE, unnamed).require_ok()["recipe"]
+    assert (recipe["residual"], recipe["highway"]) == ("none", 0)
+
+
+def test_a_highway_that_nobody_asked_for_is_as_long_as_the_window(tmp_path: Path) -> None:
+    path = tmp_path / "short.h5"
+    converted_bars(path)
+    assert planned(SEQUENCE, path).require_ok()["recipe"]["highway"] == 20
+
+
+def test_a_highway_without_a_past_is_refused_where_it_was_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "unnamed.h5"
+    converted_windows(path)
+    (error,) = planned({**SEQUENCE, "highway": 6}, path).errors
+    assert error.loc == ["recipe", "highway"]
+    assert [(op.path, op.value) for op in error.fix] == [("/recipe/highway", 0)]

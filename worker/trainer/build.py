@@ -145,7 +145,7 @@ def _statistics(data: DataSet, task: Task, start: Start | None, preparing: Prepa
     # would only take time.
     if (start and start.is_full) or not task.standardized:
         return {}
-    return data.statistics(task.standardized, preparing)
+    return data.statistics(task.standardized, preparing) | data.change_statistics(task.changes)
 
 
 def _first_weights(step: TrainingStep, start: Start | None) -> InitialWeights | None:

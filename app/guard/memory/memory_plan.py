@@ -239,6 +239,7 @@ def probe_order(work: Workload, device: DeviceFacts) -> dict[str, Any]:
                 "dtype": one.dtype,
                 "ragged": one.is_ragged,
                 "rows": one.rows,
+                "target_feature": one.target_feature,
             }
             for array, facts in work.arrays.items()
             for name, one in facts.arrays(array).items()

@@ -14,6 +14,7 @@ from app.lifecycle import Reason
 from tests.trainer.lab import Lab, StopAtPoll, merged
 from tests.trainer.recipes import molecules, panels
 from tests.trainer.recipes.test_board import LEGAL, MOVES, PLAY, positions
+from worker.trainer.data import dataset
 from worker.trainer.recipes.fitting import STRENGTHS, log_shares, ridge
 from worker.trainer.recipes.sequence import SequenceTask, _a_season_ago
 from worker.trainer.report import baselines
@@ -193,11 +194,19 @@ def test_a_baseline_that_fails_does_not_take_the_training_with_it(lab: Lab, monk
 
 
 def test_samples_to_fit_are_spaced_over_the_training_part(lab: Lab, monkeypatch) -> None:
-    monkeypatch.setattr(baselines, "MOST_SAMPLES", 16)
+    monkeypatch.setattr(dataset, "MOST_SAMPLES", 16)
     result = lab.run(patch=SHORT).result
     (targets,) = arrays_of(lab, "targets")
     rows = np.unique(np.linspace(0, 41, 16).astype(int))
     expected = np.abs(targets[VALIDATION] - targets[rows].mean(0)).mean()
+    assert result["naive"]["val_mae"] == pytest.approx(expected)
+
+
+def test_few_samples_are_read_where_they_are_huge(lab: Lab, monkeypatch) -> None:
+    monkeypatch.setattr(dataset, "MOST_BYTES", 700)
+    result = lab.run(patch=SHORT).result
+    (targets,) = arrays_of(lab, "targets")
+    expected = np.abs(targets[VALIDATION] - targets[:4].mean(0)).mean()
     assert result["naive"]["val_mae"] == pytest.approx(expected)
 
 

@@ -43,6 +43,8 @@ def listed(phrases: Sequence[str]) -> str:
 def of_the_recipe(task: Task, manifest: Mapping[str, Any]) -> Iterator[str]:
     """What weights of equal names and shapes may still mean differently."""
     here, there = task.parameters_json(), manifest.get("recipe", {})
+    if there:
+        there = {**task.recipe.earlier, **there}
     for name in dict.fromkeys(("kind", *task.recipe.shape_fields, *task.shape_parameters)):
         if name.split("/")[0] not in there:
             continue  # an earlier version had no word for it

@@ -18,7 +18,11 @@ from worker.trainer.data.formats.hdf5 import Hdf5Source, Placement, Stamp
 from worker.trainer.data.formats.hdf5_file import open_file
 from worker.trainer.data.formats.packed_files import find_packed
 from worker.trainer.data.formats.ragged_files import find_ragged
-from worker.trainer.data.formats.window_files import STEP_SECONDS, find_windows
+from worker.trainer.data.formats.window_files import (
+    STEP_SECONDS,
+    find_windows,
+    target_feature,
+)
 from worker.trainer.data.layouts.layout import Layout
 from worker.trainer.data.layouts.packed import PackedLayout
 from worker.trainer.data.layouts.padded import PaddedLayout
@@ -49,8 +53,8 @@ class Stored(Protocol):
     def place_of(self, sample: int) -> str:
         """Where a person finds it: its row, counted from 0, and the file's name."""
 
-    def names_of(self, array: str) -> tuple[tuple[str, ...], str | None]:
-        """What the features of an array are called, and the target; as far as the files say so."""
+    def target_feature(self, array: str) -> int | None:
+        """Returns which feature of these windows is the target's past; None if no file says so."""
 
     def step_seconds(self, array: str) -> float | None:
         """Seconds from one step of an array's windows to the next; None where no file says so."""
@@ -76,12 +80,9 @@ class Hdf5Stored:
     def place_of(self, sample: int) -> str:
         return f"row {sample:,} of {self.path.name}"
 
-    def names_of(self, array: str) -> tuple[tuple[str, ...], str | None]:
+    def target_feature(self, array: str) -> int | None:
         with open_file(self.path) as file:
-            of_array, of_file = file[array].attrs, file.attrs
-            features = of_array.get("feature_names", of_file.get("feature_names", ()))
-            target = of_file.get("target_name")
-        return tuple(map(str, features)), None if target is None else str(target)
+            return target_feature(file, array)
 
     def step_seconds(self, array: str) -> float | None:
         with open_file(self.path) as file:
@@ -106,8 +107,8 @@ class ArrowStored:
     def place_of(self, sample: int) -> str:
         return self.index.place_of(sample)
 
-    def names_of(self, array: str) -> tuple[tuple[str, ...], str | None]:
-        return (), None
+    def target_feature(self, array: str) -> int | None:
+        return None
 
     def step_seconds(self, array: str) -> float | None:
         return None

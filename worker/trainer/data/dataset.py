@@ -15,6 +15,7 @@ from app.planning.ladder import NO_RUNG, Rung, Use
 from app.planning.residency import Need
 from app.planning.shuffle import Shuffle, stored_shuffle
 from app.spec.data import ChunkedLoader, Data, FieldSplit, GroupSplit
+from app.spec.recipe import past_of_target
 from app.spec.run import RunSpec
 from worker.trainer.data.batch import Batches, BatchPlan, BatchShapes, Bucket
 from worker.trainer.data.checked import Checked, check_all, check_field
@@ -44,7 +45,6 @@ from worker.trainer.data.source import (
     arrays_of,
     bytes_per_sample,
     fields_of,
-    lengths_of,
 )
 from worker.trainer.data.split import Part, Parts, parts_by_number, split_samples
 from worker.trainer.data.statistics import Moments, array_statistics, field_statistics
@@ -52,8 +52,9 @@ from worker.trainer.data.training_data import TrainingData
 from worker.trainer.errors import SpecMismatch
 from worker.trainer.report.preparing import Preparing
 
-# Places of the training part from which samples for baselines are taken.
-STRETCHES = 16
+# Samples that stand for the training part, where reading all would take too long: how many, their
+# bytes on the host, and from how many places of the part they come.
+MOST_SAMPLES, MOST_BYTES, STRETCHES = 100_000, 64 * 2**20, 16
 
 
 class DataSet:
@@ -83,9 +84,12 @@ class DataSet:
         self.train, self.validation, self.test = streams
         self._every, self._part = checked, part
         self._checked = checked[data.dataset]
-        self.fields = self._checked.fields
+        self.fields = dict(self._checked.fields)
+        for name in (one for one in data.inputs if one in self.fields):
+            feature = self._checked.stored.target_feature(name)
+            self.fields[name] = replace(self.fields[name], target_feature=feature)
         self._samples, self._breaks = samples, breaks
-        self._inputs, self._targets = data.inputs, data.targets
+        self._data = data
         self._description = description
         self.warnings = warnings
         self.is_cut = is_cut
@@ -123,7 +127,7 @@ class DataSet:
         fields: dict[str, Field] = {}  # whose samples are read together
         with closing(self._checked.open_some(names)) as source:
             for name in names:
-                layout, pooled = self._checked.layouts[name], name in self._targets
+                layout, pooled = self._checked.layouts[name], name in self._data.targets
                 pieces = layout.pieces_to_sum(source, rows, pooled=pooled)
                 if pieces is None:
                     fields[name] = source.fields[name]
@@ -131,20 +135,37 @@ class DataSet:
                     found[name] = array_statistics(name, _each(pieces, preparing), pooled=pooled)
             if fields:
                 samples = _each(_pieces(source, fields, rows), preparing)
-                found |= field_statistics(samples, self._targets)
+                found |= field_statistics(samples, self._data.targets)
         return found
 
-    def spaced_samples(self, most: int, most_bytes: int) -> tuple[dict[str, torch.Tensor], int]:
-        """Samples of the training part on the host, in the file's order, and how many they are: in
-        `STRETCHES` of neighbours, which are read as few pieces. At most so many, and so many bytes.
+    def change_statistics(self, changes: Mapping[str, tuple[str, int]]) -> dict[str, Moments]:
+        """Returns 0 and the root mean square of how far each target is from its last known value,
+        float64. `changes`: the input and the feature that hold that value, by target.
+
+        Reads `spaced_samples`.
+        """
+        found = dict[str, Moments]()
+        for target, (windows, feature) in changes.items():
+            arrays, _ = self.spaced_samples()
+            last = arrays[windows][:, -1, feature].double()
+            change = arrays[target].double().flatten(1) - last[:, None]
+            scale = change.square().mean().sqrt()
+            found[target] = torch.zeros_like(scale), torch.where(scale > 0, scale, 1.0)
+        return found
+
+    def spaced_samples(self) -> tuple[dict[str, torch.Tensor], int]:
+        """Returns samples of the training part on the host, in the file's order, and their number:
+        at most `MOST_SAMPLES` and `MOST_BYTES`, in `STRETCHES` of neighbours, which are read as few
+        pieces.
         """
         rows = self._part.all_rows()
-        each = min(most, max(1, most_bytes // max(1, bytes_per_sample(self.fields)))) // STRETCHES
+        most = min(MOST_SAMPLES, max(1, MOST_BYTES // max(1, bytes_per_sample(self.fields))))
+        each = most // STRETCHES
         if each and STRETCHES * each < len(rows):
             begins = np.linspace(0, len(rows) - each, STRETCHES).astype(np.int64)
             rows = rows[np.unique(begins[:, None] + np.arange(each))]
         else:
-            rows = rows[: max(1, most)]
+            rows = rows[:most]
         with closing(self._samples) as samples:
             return samples.batch(rows), len(rows)
 
@@ -176,23 +197,11 @@ class DataSet:
             yield memory.batch()
 
     def past_of_target(self) -> tuple[str, int, float | None] | None:
-        """The input that holds the target's own past, the last step at its end, which of its
-        features that is, and the seconds of a step; None where the file does not say so.
+        """Returns the input that holds the target's own past, with the last step at its end, which
+        of its features that is, and the seconds of a step; None if the file does not say so.
         """
-        target = self.fields.get(self._targets[0])
-        for name in self._inputs:
-            shape = self.fields[name].shape if name in self.fields else ()
-            if target is None or len(target.shape) > 1 or len(shape) != 2:
-                continue
-            features, forecast = self._checked.stored.names_of(name)
-            if (
-                len(features) == shape[1]
-                and forecast in features
-                and lengths_of(name) not in (self.fields)
-            ):
-                seconds = self._checked.stored.step_seconds(name)
-                return name, features.index(forecast), seconds
-        return None
+        found = past_of_target(self._data, arrays_of(self.fields))
+        return None if found is None else (*found, self._checked.stored.step_seconds(found[0]))
 
     def for_recipe(self, preparing: Preparing) -> TrainingData:
         """What a recipe may read of it before the training."""

@@ -60,6 +60,8 @@ class Field:
     """
     numbers: str | None = None
     """Of whose rows these are the numbers: counted in a batch, not in the sample. None: of none."""
+    target_feature: int | None = None
+    """Index of the feature of these windows that is the target's own past; None if not known."""
 
     @property
     def sample_bytes(self) -> int:
@@ -87,7 +89,13 @@ def at_full_length(name: str, field: Field) -> dict[str, Field]:
 def arrays_of(fields: Mapping[str, Field]) -> dict[str, Array]:
     """As a recipe is told of them."""
     return {
-        name: Array(field.shape, str(field.dtype), lengths_of(name) in fields, field.rows)
+        name: Array(
+            field.shape,
+            str(field.dtype),
+            lengths_of(name) in fields,
+            field.rows,
+            target_feature=field.target_feature,
+        )
         for name, field in fields.items()
     }
 

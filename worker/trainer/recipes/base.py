@@ -256,6 +256,14 @@ class Task(ABC):
     def standardized(self) -> tuple[str, ...]:
         """The fields whose statistics `build_model` wants."""
 
+    @property
+    def changes(self) -> Mapping[str, tuple[str, int]]:
+        """Standardized targets to whose last known value the model adds: the input whose windows
+        hold that value at their end, and which feature it is. The statistics of such a target are 0
+        and the root mean square of its distance from that value.
+        """
+        return {}
+
     def prepare(self, data: TrainingData) -> Tables:
         """Tensors that follow from the data alone, such as graphs and vocabularies: what batches
         and `build_model` need besides. Made once and kept on disk, so the training is the same

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from app.recipes.sequence import Sequence
-from app.spec.recipe import BACKBONE
+from app.spec.recipe import BACKBONE, past_of_target
 from worker.trainer.data.batch import Batch
-from worker.trainer.data.source import lengths_of
+from worker.trainer.data.source import arrays_of, lengths_of
 from worker.trainer.recipes.base import (
     BaselineSamples,
     Exported,
@@ -38,7 +38,7 @@ class SequenceTask(Task):
     """Loss in standardized target units, metrics in the user's."""
 
     recipe: Sequence
-    shape_parameters = ("num_features", "target_shape")
+    shape_parameters = ("num_features", "target_shape", "past")
 
     @property
     def data_buffers(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -64,6 +64,13 @@ class SequenceTask(Task):
             *((self.target_name,) if wanted.targets is True else ()),
         )
 
+    @property
+    def changes(self) -> Mapping[str, tuple[str, int]]:
+        past = past_of_target(self.spec.data, arrays_of(self.fields))
+        if self.recipe.residual == "none" or past is None:
+            return {}
+        return {self.target_name: past} if self.target_name in self.standardized else {}
+
     def build_model(self, statistics: Statistics, tables: Tables) -> nn.Module:
         model = self._new_model(statistics)
         data = self.spec.data
@@ -81,8 +88,16 @@ class SequenceTask(Task):
             inputs.append(exact_for(self.fields[name], statistics.get(name, unscaled)))
         target = targets.shape, exact_for(targets, scaled)
         if self.is_fused:
-            return TimeframesModel(self.recipe, samples, target[0], inputs, target[1])
-        return SequenceModel(self.recipe, samples[0], target[0], inputs[0], target[1])
+            return TimeframesModel(self.recipe, samples, target[0], inputs, target[1], self.past)
+        return SequenceModel(self.recipe, samples[0], target[0], inputs[0], target[1], self.past)
+
+    @property
+    def past(self) -> tuple[int, int] | None:
+        """The number of the input that holds the target's own past, and which of its features that
+        is; None if the file does not say so.
+        """
+        found = past_of_target(self.spec.data, arrays_of(self.fields))
+        return None if found is None else (self.spec.data.inputs.index(found[0]), found[1])
 
     def _sample(self, name: str) -> tuple[int, int]:
         """Time steps and features of an input."""
@@ -115,6 +130,7 @@ class SequenceTask(Task):
             "ragged": any(lengths_of(name) in self.fields for name in names),
             "num_features": list(features) if self.is_fused else features[0],
             "target_shape": list(self.fields[self.target_name].shape),
+            "past": None if self.past is None else list(self.past),
         }
 
     def carried(self, model: nn.Module) -> Mapping[str, Tensor]:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from collections.abc import Sequence as Seq
 from typing import ClassVar, cast
 
 import torch
@@ -17,6 +18,10 @@ from worker.trainer.recipes.encoders import (
     in_patches,
     precision_of_rnns,
     standardized,
+)
+
+SMALL_VARIANCE = (
+    1e-5  # of a window, next to that of the data: below it, a window counts as constant
 )
 
 
@@ -63,18 +68,35 @@ class Forecaster(nn.Module):
 
     dropout: nn.Dropout
     head: nn.Linear
+    highway: nn.Linear | None
+    """A linear map of the target's last steps, without a bias: the head has one."""
     target_mean: Tensor
     target_std: Tensor
     carried: nn.ModuleDict
     """A CarriedState of each input whose state is carried on, by the input's number."""
 
     def add_head(
-        self, recipe: Sequence, target_shape: tuple[int, ...], statistics: Moments
+        self,
+        recipe: Sequence,
+        target_shape: tuple[int, ...],
+        statistics: Moments,
+        past: tuple[int, int] | None,
     ) -> None:
+        """`past`: the number of the input that holds the target's own past, and the feature."""
+        outputs = math.prod(target_shape)
         self.carried = nn.ModuleDict()
         self.target_shape = target_shape
+        self.past = past
+        self.adds_last = recipe.residual == "last"
+        self.is_normalized = recipe.normalize == "window"
         self.dropout = nn.Dropout(recipe.dropout)
-        self.head = nn.Linear(recipe.hidden_size, math.prod(target_shape))
+        self.head = nn.Linear(recipe.hidden_size, outputs)
+        self.highway = nn.Linear(recipe.highway, outputs, bias=False) if recipe.highway else None
+        if self.adds_last:  # the training starts at the forecast that repeats the last value
+            nn.init.zeros_(self.head.weight)
+            nn.init.zeros_(self.head.bias)
+            if self.highway is not None:
+                nn.init.zeros_(self.highway.weight)
         self.register_buffer("target_mean", statistics[0])
         self.register_buffer("target_std", statistics[1])
 
@@ -89,11 +111,26 @@ class Forecaster(nn.Module):
         carried = self.carried[key] if key in self.carried else None  # noqa: SIM401 - it has no get
         return cast("CarriedState | None", carried)
 
-    def forecast(self, last: Tensor) -> Tensor:
-        """(batch, hidden) to (batch, *target_shape), in the type of the target's statistics."""
-        found = self.head(self.dropout(last))
-        found = found.to(self.target_mean.dtype).view(len(last), *self.target_shape)
-        return torch.addcmul(self.target_mean, found, self.target_std)
+    def forecast(self, last: Tensor, inputs: Seq[Tensor]) -> Tensor:
+        """Returns the forecast, (batch, *target_shape), in the type of the target's statistics.
+
+        `last`: the state, (batch, hidden). `inputs`: the windows as they lie in the file, of which
+        the target's own past is read.
+        """
+        changes = self.head(self.dropout(last))
+        level, scale = self.target_mean, self.target_std
+        if self.past is not None:
+            number, feature = self.past
+            past = inputs[number][:, :, feature].to(level.dtype)
+            if self.is_normalized:
+                level, scale = moments_of_windows(past, SMALL_VARIANCE * scale.square())
+            if self.adds_last:
+                level = past[:, -1:]
+            if self.highway is not None:
+                steps = past[:, -self.highway.in_features :]
+                changes = changes + self.highway(((steps - level) / scale).float())
+        changes = changes.to(self.target_mean.dtype)
+        return torch.addcmul(level, changes, scale).view(len(last), *self.target_shape)
 
 
 class SequenceModel(Forecaster):
@@ -116,26 +153,30 @@ class SequenceModel(Forecaster):
         target_shape: tuple[int, ...],
         input_statistics: Moments,
         target_statistics: Moments,
+        past: tuple[int, int] | None = None,
     ) -> None:
-        """`sample`: time steps of the window and features of a step."""
+        """`sample`: time steps of the window and features of a step. `past`: see `add_head`."""
         super().__init__()
         self.patch = recipe.patch
         self.encoder = build_encoder(recipe, *sample)
         self.register_buffer("input_mean", input_statistics[0])
         self.register_buffer("input_std", input_statistics[1])
-        self.add_head(recipe, target_shape, target_statistics)
+        self.add_head(recipe, target_shape, target_statistics, past)
 
     def forward(self, inputs: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Forecasts in the target's own units and the type of its statistics. `lengths`: (batch,),
         of samples that have fewer steps than the window.
         """
         steps = standardized(inputs, self.input_mean, self.input_std)
+        if self.is_normalized:
+            steps = normalized(steps)
         if lengths is not None:
             steps = _in_whole_patches(steps, lengths, self.patch)
         states = _encoded(self.encoder, in_patches(steps, self.patch), self.state_of(0))
         if lengths is None:
-            return self.forecast(states[:, -1])
-        return self.forecast(_last_of(states, (lengths + self.patch - 1) // self.patch))
+            return self.forecast(states[:, -1], [inputs])
+        last = _last_of(states, (lengths + self.patch - 1) // self.patch)
+        return self.forecast(last, [inputs])
 
 
 class TimeframeEncoder(nn.Module):
@@ -147,6 +188,7 @@ class TimeframeEncoder(nn.Module):
     def __init__(self, recipe: Sequence, sample: tuple[int, int], statistics: Moments) -> None:
         super().__init__()
         self.patch = recipe.patch
+        self.is_normalized = recipe.normalize == "window"
         self.register_buffer("mean", statistics[0])
         self.register_buffer("std", statistics[1])
         self.encoder = build_encoder(recipe, *sample)
@@ -154,6 +196,8 @@ class TimeframeEncoder(nn.Module):
     def forward(self, inputs: Tensor, carried: CarriedState | None) -> Tensor:
         """(batch, window, features) to the states at each patch, (batch, steps, hidden)."""
         steps = standardized(inputs, self.mean, self.std)
+        if self.is_normalized:
+            steps = normalized(steps)
         return _encoded(self.encoder, in_patches(steps, self.patch), carried)
 
 
@@ -188,19 +232,34 @@ class TimeframesModel(Forecaster):
         target_shape: tuple[int, ...],
         input_statistics: list[Moments],
         target_statistics: Moments,
+        past: tuple[int, int] | None = None,
     ) -> None:
         super().__init__()
         each = zip(samples, input_statistics, strict=True)
         self.timeframes = nn.ModuleList(TimeframeEncoder(recipe, *one) for one in each)
         self.fusion = AttentionFusion(recipe, len(samples))
-        self.add_head(recipe, target_shape, target_statistics)
+        self.add_head(recipe, target_shape, target_statistics, past)
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """Forecasts in the target's own units and the type of its statistics."""
         carried = (self.state_of(number) for number in range(len(inputs)))
         each = zip(self.timeframes, inputs, carried, strict=True)
         states = [timeframe(one, state) for timeframe, one, state in each]
-        return self.forecast(self.fusion(states))
+        return self.forecast(self.fusion(states), inputs)
+
+
+def moments_of_windows(steps: Tensor, small: Tensor | float) -> tuple[Tensor, Tensor]:
+    """Returns mean and deviation over the time steps of each window, (batch, 1, …) each. `small` is
+    added to the variance, so that a constant window is divided by no zero.
+    """
+    variance, mean = torch.var_mean(steps, 1, correction=0, keepdim=True)
+    return mean, (variance + small).sqrt()
+
+
+def normalized(steps: Tensor) -> Tensor:
+    """Returns standardized steps with mean 0 and deviation 1 in each window and feature."""
+    mean, std = moments_of_windows(steps, SMALL_VARIANCE)
+    return (steps - mean) / std
 
 
 def _in_whole_patches(steps: Tensor, lengths: Tensor, patch: int) -> Tensor:

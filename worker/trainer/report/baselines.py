@@ -20,8 +20,6 @@ from worker.trainer.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
-# Training samples that a baseline is fitted on, and the bytes that they may take on the host.
-MOST_SAMPLES, MOST_BYTES = 100_000, 64 * 2**20
 # Processor time that baselines may take: a share of the training's seconds, within these bounds. A
 # stop waits for them, so they end within its time of grace.
 MOST_SHARE, LEAST_SECONDS, MOST_SECONDS = 0.02, 2.0, 20.0
@@ -128,7 +126,7 @@ def _more_is_better(metric: str, modes: Mapping[str, str]) -> bool:
 
 def _fitted(trainer: Trainer) -> dict[str, nn.Module]:
     model, task = trainer.step.model, trainer.task
-    arrays, size = trainer.data.spaced_samples(MOST_SAMPLES, MOST_BYTES)
+    arrays, size = trainer.data.spaced_samples()
     batch = Batch(arrays, size, {name: one.cpu() for name, one in trainer.step.tables.items()})
     past = trainer.data.past_of_target()
     samples = BaselineSamples(batch, None if past is None else PastOfTarget(*past))

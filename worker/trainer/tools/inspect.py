@@ -45,6 +45,7 @@ from worker.trainer.data.formats.window_files import (
     horizons_of,
     is_windows,
     read_windows,
+    target_feature,
 )
 from worker.trainer.errors import DataError
 from worker.trainer.tools.content import (
@@ -191,7 +192,11 @@ def _usable_arrays(report: dict[str, Any], file: h5py.File) -> Fields:
 
 
 def _add_attributes(report: dict[str, Any], file: h5py.File) -> None:
-    """Adds what the file says of itself: roles of arrays, and whether its rows had times."""
+    """Adds what the file says of itself: the roles of its arrays, which feature of its windows is
+    the target's past, and whether its rows had times.
+    """
+    for name, field in report["fields"].items():
+        field["target_feature"] = target_feature(file, name)
     if report["layout"] is not None:
         roles = read_roles(file, report["fields"])
         report["layout"]["roles"] = roles

@@ -95,7 +95,8 @@ class _Probe:
         fields: dict[str, Field] = {}
         for name, field in order["fields"].items():
             shape, dtype = tuple(field["shape"]), np.dtype(field["dtype"])
-            plain = Field(shape, dtype, field.get("rows"))
+            feature = field.get("target_feature")
+            plain = Field(shape, dtype, field.get("rows"), target_feature=feature)
             fields |= at_full_length(name, plain) if field.get("ragged") else {name: plain}
         self._learning_rate = spec.optimizer.lr
         task = task_of(spec.recipe.kind).for_run(spec, fields)

@@ -110,6 +110,26 @@ def expand(
     out[...] = np.moveaxis(slides, -1, 1)[starts - first]
 
 
+def target_feature(file: h5py.File, name: str) -> int | None:
+    """Returns the index of the feature of the array `name` that is the target's own past.
+
+    The file says so by the attributes `feature_names`, of the array or the file, and `target_name`.
+    None if it does not, or if the array has no samples of (steps, features) with these names.
+    """
+    array = file[name]
+    of_file, of_array = file.attrs, array.attrs
+    names = list(map(str, of_array.get("feature_names", of_file.get("feature_names", ()))))
+    target = str(of_file.get("target_name", ""))
+    if isinstance(array, h5py.Dataset):
+        shape = array.shape[1:]
+    elif is_windows(array):
+        shape = (0, *hard_link(array, SERIES).shape[1:])
+    else:
+        return None
+    is_named = len(shape) == 2 and len(names) == shape[1] and target in names
+    return names.index(target) if is_named else None
+
+
 def is_windows(node: Any) -> bool:
     """Whether a group of the file stands for an array."""
     return is_marked(node, LENGTH)
