@@ -11,7 +11,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,30 @@ def stoker(environment: Mapping[str, str], *arguments: str, quiet: bool = True) 
     command = [sys.executable, "-m", "app.cli", *arguments]
     out = subprocess.DEVNULL if quiet else None
     return subprocess.run(command, env=environment, stdout=out, check=False).returncode
+
+
+@contextmanager
+def own_service() -> Iterator[dict[str, str]]:
+    """Starts a service in a home of its own, which is removed afterwards; yields the environment of
+    its commands. SystemExit if it does not start.
+    """
+    home = Path(tempfile.mkdtemp(prefix="stoker-workloads-"))
+    others = {name: value for name, value in os.environ.items() if not name.startswith("STOKER_")}
+    own = {"STOKER_HOME": str(home), "STOKER_PORT": "0", "STOKER_EXPORTER_PORT": "0"}
+    environment = others | own
+    try:
+        if stoker(environment, "up", "--detach"):
+            raise SystemExit("The service did not start.")
+        yield environment
+    finally:
+        stoker(environment, "down")
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def samples_of(specs: Iterable[Path]) -> list[str]:
+    """Returns the samples that these examples train on."""
+    texts = [path.read_text() for path in specs]
+    return [name for name in SAMPLES if any(name in one for one in texts)]
 
 
 def newest(environment: Mapping[str, str]) -> dict[str, Any]:
@@ -64,20 +89,10 @@ def main(names: list[str]) -> int:
     specs = [path for path in EXAMPLES.iterdir() if path.suffix in (".yaml", ".toml")]
     specs.sort(key=lambda path: ("init_from:" in path.read_text(), path.name))
     specs = [path for path in specs if path.name in names or (not names and path.name != SOAK)]
-    home = Path(tempfile.mkdtemp(prefix="stoker-workloads-"))
-    others = {name: value for name, value in os.environ.items() if not name.startswith("STOKER_")}
-    own = {"STOKER_HOME": str(home), "STOKER_PORT": "0", "STOKER_EXPORTER_PORT": "0"}
-    environment = others | own
-    try:
-        if stoker(environment, "up", "--detach"):
-            return 1
-        needed = [name for name in SAMPLES if any(name in path.read_text() for path in specs)]
-        if any(stoker(environment, "data", "sample", name) for name in needed):
+    with own_service() as environment:
+        if any(stoker(environment, "data", "sample", name) for name in samples_of(specs)):
             return 1
         failed = train_all(environment, specs)
-    finally:
-        stoker(environment, "down")
-        shutil.rmtree(home, ignore_errors=True)
     print(f"{len(specs) - failed} of {len(specs)} examples have succeeded.")
     if not names:
         print(f"Left out, since it trains for hours: python -m benchmarks.examples {SOAK}")
