@@ -27,6 +27,7 @@ from worker.trainer.checkpoints.rollback import go_past
 from worker.trainer.checkpoints.saver import CheckpointSaver
 from worker.trainer.checkpoints.snapshot import carry_weights, restore
 from worker.trainer.data.dataset import DataSet, open_data
+from worker.trainer.data.statistics import Moments
 from worker.trainer.device import (
     attention_kernels,
     choose_precision,
@@ -48,6 +49,7 @@ from worker.trainer.recipes.base import (
     undecayed_parameters,
 )
 from worker.trainer.recipes.contract import left_unstandardized, model_of
+from worker.trainer.recipes.fitting import training_samples
 from worker.trainer.report.environment import describe_environment
 from worker.trainer.report.losses import LossFile
 from worker.trainer.report.memory import MemoryMeter
@@ -143,9 +145,14 @@ def _open_data(
 def _statistics(data: DataSet, task: Task, start: Start | None, preparing: Preparing) -> Statistics:
     # A checkpoint brings the statistics it was trained with; reading the data again for others
     # would only take time.
-    if (start and start.is_full) or not task.standardized:
+    if start and start.is_full:
         return {}
-    return data.statistics(task.standardized, preparing) | data.change_statistics(task.changes)
+    statistics = dict[str, Moments]()
+    if task.standardized:
+        statistics |= data.statistics(task.standardized, preparing)
+    if type(task).fit is not Task.fit:
+        statistics |= task.fit(training_samples(data, {}))
+    return statistics
 
 
 def _first_weights(step: TrainingStep, start: Start | None) -> InitialWeights | None:

@@ -138,21 +138,6 @@ class DataSet:
                 found |= field_statistics(samples, self._data.targets)
         return found
 
-    def change_statistics(self, changes: Mapping[str, tuple[str, int]]) -> dict[str, Moments]:
-        """Returns 0 and the root mean square of how far each target is from its last known value,
-        float64. `changes`: the input and the feature that hold that value, by target.
-
-        Reads `spaced_samples`.
-        """
-        found = dict[str, Moments]()
-        for target, (windows, feature) in changes.items():
-            arrays, _ = self.spaced_samples()
-            last = arrays[windows][:, -1, feature].double()
-            change = arrays[target].double().flatten(1) - last[:, None]
-            scale = change.square().mean().sqrt()
-            found[target] = torch.zeros_like(scale), torch.where(scale > 0, scale, 1.0)
-        return found
-
     def spaced_samples(self) -> tuple[dict[str, torch.Tensor], int]:
         """Returns samples of the training part on the host, in the file's order, and their number:
         at most `MOST_SAMPLES` and `MOST_BYTES`, in `STRETCHES` of neighbours, which are read as few

@@ -24,7 +24,6 @@ from worker.trainer.errors import SpecMismatch, TrainerError
 
 # What a recipe imports.
 __all__ = [
-    "BaselineSamples",
     "Batch",
     "Begin",
     "Exported",
@@ -35,6 +34,7 @@ __all__ = [
     "Tables",
     "Task",
     "TrainingData",
+    "TrainingSamples",
     "WeightedLoss",
 ]
 
@@ -68,9 +68,9 @@ Predictor = nn.Module
 
 
 @dataclass(frozen=True)
-class BaselineSamples:
-    """Samples of the training part that baselines are fitted on, on the CPU, in the file's order:
-    at most 100,000, in stretches that are spaced over the part.
+class TrainingSamples:
+    """Samples of the training part on the CPU, in the file's order: at most 100,000 and 64 MiB, in
+    stretches that are spaced over the part. Closed forms are fitted on them.
     """
 
     batch: Batch
@@ -256,11 +256,9 @@ class Task(ABC):
     def standardized(self) -> tuple[str, ...]:
         """The fields whose statistics `build_model` wants."""
 
-    @property
-    def changes(self) -> Mapping[str, tuple[str, int]]:
-        """Standardized targets to whose last known value the model adds: the input whose windows
-        hold that value at their end, and which feature it is. The statistics of such a target are 0
-        and the root mean square of its distance from that value.
+    def fit(self, samples: TrainingSamples) -> Statistics:
+        """Returns further statistics for `build_model`, such as weights in closed form to start
+        from. Runs before the first step, so it should take a second at most.
         """
         return {}
 
@@ -357,7 +355,7 @@ class Task(ABC):
             "package.",
         )
 
-    def baselines(self, samples: BaselineSamples, model: nn.Module) -> Mapping[str, Predictor]:
+    def baselines(self, samples: TrainingSamples, model: nn.Module) -> Mapping[str, Predictor]:
         """Simple predictors by a name for people, fitted on `samples`: the mean, the last value, a
         regression in closed form. `measure` is called with each in the model's place, so they
         answer in the model's units; `model` has the buffers that say them. None by default.

@@ -15,13 +15,13 @@ from worker.trainer.data.source import Arrays
 from worker.trainer.data.training_data import TrainingData
 from worker.trainer.errors import DataError
 from worker.trainer.recipes.base import (
-    BaselineSamples,
     Batch,
     Exported,
     Predictor,
     Statistics,
     Tables,
     Task,
+    TrainingSamples,
 )
 from worker.trainer.recipes.fitting import log_shares
 
@@ -168,7 +168,7 @@ class BoardTask(Task):
             batch.arrays[data.inputs[-1]].fill_(255)
         return batch
 
-    def baselines(self, samples: BaselineSamples, model: nn.Module) -> Mapping[str, Predictor]:
+    def baselines(self, samples: TrainingSamples, model: nn.Module) -> Mapping[str, Predictor]:
         """Each move as often legal as in the training part; or all legal moves alike, and the moves
         that are played most, with the mean result.
         """

@@ -1,16 +1,28 @@
 """Closed forms that simple baselines are fitted by."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+from worker.trainer.data.batch import Batch
+from worker.trainer.data.dataset import DataSet
+from worker.trainer.recipes.base import PastOfTarget, TrainingSamples
 
 # Strengths of the penalty that are tried, for inputs of deviation 1 and a mean over the samples.
 STRENGTHS = (1e-6, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 FOLDS = 4
 # Columns of a regression, and multiplications for its normal equations: a second or less.
 MOST_COLUMNS, MOST_PRODUCTS = 768, 2e10
+
+
+def training_samples(data: DataSet, tables: Mapping[str, Tensor]) -> TrainingSamples:
+    """Reads the samples of the training part that closed forms are fitted on."""
+    arrays, size = data.spaced_samples()
+    past = data.past_of_target()
+    batch = Batch(arrays, size, tables)
+    return TrainingSamples(batch, None if past is None else PastOfTarget(*past))
 
 
 class Ridge(NamedTuple):

@@ -15,12 +15,12 @@ from worker.trainer.data.source import Arrays
 from worker.trainer.data.training_data import TrainingData
 from worker.trainer.errors import DataError, NothingToScore
 from worker.trainer.recipes.base import (
-    BaselineSamples,
     Batch,
     Predictor,
     Statistics,
     Tables,
     Task,
+    TrainingSamples,
     WeightedLoss,
 )
 from worker.trainer.recipes.encoders import exact_for
@@ -233,7 +233,7 @@ class MoleculeTask(Task):
             "bond_features": bonds,
         }
 
-    def baselines(self, samples: BaselineSamples, model: nn.Module) -> Mapping[str, Predictor]:
+    def baselines(self, samples: TrainingSamples, model: nn.Module) -> Mapping[str, Predictor]:
         """The most common element or class; or the mean, and a ridge on how many atoms of each
         element a molecule has.
         """

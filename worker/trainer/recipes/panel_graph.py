@@ -14,13 +14,13 @@ from worker.trainer.data.statistics import array_statistics
 from worker.trainer.data.training_data import TrainingData
 from worker.trainer.errors import NothingToScore
 from worker.trainer.recipes.base import (
-    BaselineSamples,
     Batch,
     Exported,
     Predictor,
     Statistics,
     Tables,
     Task,
+    TrainingSamples,
     WeightedLoss,
 )
 from worker.trainer.recipes.encoders import Moments, exact_for
@@ -109,7 +109,7 @@ class PanelGraphTask(Task):
             "num_features": features,
         }
 
-    def baselines(self, samples: BaselineSamples, model: nn.Module) -> Mapping[str, Predictor]:
+    def baselines(self, samples: TrainingSamples, model: nn.Module) -> Mapping[str, Predictor]:
         """The mean of each horizon, and least squares on an entity's own features at the last
         step, one regression for all entities.
         """

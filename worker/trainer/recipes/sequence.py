@@ -14,12 +14,12 @@ from app.spec.recipe import BACKBONE, past_of_target
 from worker.trainer.data.batch import Batch
 from worker.trainer.data.source import arrays_of, lengths_of
 from worker.trainer.recipes.base import (
-    BaselineSamples,
     Exported,
     Predictor,
     Statistics,
     Tables,
     Task,
+    TrainingSamples,
 )
 from worker.trainer.recipes.encoders import exact_for
 from worker.trainer.recipes.fitting import Constant, ridge
@@ -31,6 +31,8 @@ from worker.trainer.recipes.sequence_model import (
 
 # Steps of the past that a baseline looks at, the last ones.
 MOST_LAGS = 512
+# The entry of the statistics that has the weights and the intercept that a highway starts from.
+HIGHWAY = "highway"
 SEASONS = {"day": 86_400.0, "week": 604_800.0}  # seconds
 
 
@@ -64,15 +66,29 @@ class SequenceTask(Task):
             *((self.target_name,) if wanted.targets is True else ()),
         )
 
-    @property
-    def changes(self) -> Mapping[str, tuple[str, int]]:
-        past = past_of_target(self.spec.data, arrays_of(self.fields))
-        if self.recipe.residual == "none" or past is None:
+    def fit(self, samples: TrainingSamples) -> Statistics:
+        """Returns, for forecasts that add to the last value, the root mean square of the target's
+        distance from it, and a ridge on the target's last steps for the highway to start from.
+        """
+        if self.recipe.residual == "none" or samples.past is None:
             return {}
-        return {self.target_name: past} if self.target_name in self.standardized else {}
+        name, feature, _ = samples.past
+        past = samples.batch.arrays[name][:, :, feature].double()
+        changes = samples.batch.arrays[self.target_name].double().flatten(1) - past[:, -1:]
+        found = dict[str, tuple[Tensor, Tensor]]()
+        if self.target_name in self.standardized:
+            scale = changes.square().mean().sqrt()
+            found[self.target_name] = scale.new_zeros(()), torch.where(scale > 0, scale, 1.0)
+        if self.recipe.highway:
+            steps = past[:, -self.recipe.highway :] - past[:, -1:]
+            fitted = ridge(steps[..., None], changes)
+            found[HIGHWAY] = fitted.weights[:, 0], fitted.intercept
+        return found
 
     def build_model(self, statistics: Statistics, tables: Tables) -> nn.Module:
         model = self._new_model(statistics)
+        if HIGHWAY in statistics:
+            model.start_at(*statistics[HIGHWAY])
         data = self.spec.data
         numbers = [data.inputs.index(name) for name in self.recipe.carried_inputs(data)]
         model.carry(self.recipe, self.spec.training.batch_size, numbers)
@@ -148,7 +164,7 @@ class SequenceTask(Task):
         for state in self.carried(model).values():
             state.masked_fill_(begins[None, :, None], 0.0)
 
-    def baselines(self, samples: BaselineSamples, model: nn.Module) -> Mapping[str, Predictor]:
+    def baselines(self, samples: TrainingSamples, model: nn.Module) -> Mapping[str, Predictor]:
         """The mean; and where the target's past is known, its last value, that of a season ago, the
         mean of its last steps, and ridges on its past and on all features.
         """

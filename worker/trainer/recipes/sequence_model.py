@@ -100,6 +100,18 @@ class Forecaster(nn.Module):
         self.register_buffer("target_mean", statistics[0])
         self.register_buffer("target_std", statistics[1])
 
+    def start_at(self, weights: Tensor, intercept: Tensor) -> None:
+        """Makes the untrained model give the last value and a linear map of the last steps.
+
+        `weights`: (steps, outputs), of each step's distance from the last value, of as many steps
+        as the highway has or fewer. `intercept`: (outputs,), in the target's units.
+        """
+        assert self.highway is not None  # noqa: S101 - a task fits none otherwise
+        with torch.no_grad():
+            self.highway.weight[:, -len(weights) :] = weights.T
+            if not self.is_normalized:  # else each window has a scale of its own
+                self.head.bias.copy_(intercept / self.target_std)
+
     def carry(self, recipe: Sequence, batch_size: int, inputs: Iterable[int]) -> None:
         """From batch to batch the state of these inputs' encoders."""
         for number in inputs:

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from worker.trainer.data.batch import Batch, Batches
+from worker.trainer.data.batch import Batches
 from worker.trainer.errors import NothingToScore
-from worker.trainer.recipes.base import BaselineSamples, PastOfTarget, Predictor, Task
+from worker.trainer.recipes.base import Predictor, Task
 from worker.trainer.recipes.contract import scores_of
+from worker.trainer.recipes.fitting import training_samples
 from worker.trainer.state import Scores
 from worker.trainer.trainer import Trainer
 
@@ -126,10 +127,8 @@ def _more_is_better(metric: str, modes: Mapping[str, str]) -> bool:
 
 def _fitted(trainer: Trainer) -> dict[str, nn.Module]:
     model, task = trainer.step.model, trainer.task
-    arrays, size = trainer.data.spaced_samples()
-    batch = Batch(arrays, size, {name: one.cpu() for name, one in trainer.step.tables.items()})
-    past = trainer.data.past_of_target()
-    samples = BaselineSamples(batch, None if past is None else PastOfTarget(*past))
+    tables = {name: one.cpu() for name, one in trainer.step.tables.items()}
+    samples = training_samples(trainer.data, tables)
     with torch.no_grad():
         predictors = task.baselines(samples, model)
     device = trainer.step.device
