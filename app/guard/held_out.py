@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from app.guard.facts import DatasetFacts, UnknownFact, known
-from app.planning.arithmetic import gap_of, group_parts, part_sizes
+from app.planning.arithmetic import group_parts, part_ranges
 from app.spec.data import (
     ChronologicalSplit,
     Data,
@@ -73,10 +73,7 @@ def _rows_of(data: Data, dataset: DatasetFacts, samples: int, part: int) -> _Row
 
 def _rows_of_cut(split: ChronologicalSplit | RandomSplit, samples: int, part: int) -> _Rows:
     """Returns where the trainer's `split_samples` cuts."""
-    sizes = part_sizes(split, samples)
-    test = samples - sizes.test
-    end = test - (gap_of(split) if sizes.test else 0)
-    cuts = range(sizes.training), range(end - sizes.validation, end), range(test, samples)
+    cuts = part_ranges(split, samples)
     source = ("random", split.seed) if isinstance(split, RandomSplit) else FILE
     return _Rows(source, len(cuts[part]), cuts[part])
 

@@ -36,6 +36,18 @@ def part_sizes(split: ChronologicalSplit | RandomSplit, num_samples: int) -> Par
     return PartSizes(max(0, num_samples - validation - test - gaps), validation, test)
 
 
+def part_ranges(
+    split: ChronologicalSplit | RandomSplit, num_samples: int
+) -> tuple[range, range, range]:
+    """Returns where training, validation and test lie: in the order of the file, or in that of a
+    random split's permutation.
+    """
+    sizes = part_sizes(split, num_samples)
+    test = num_samples - sizes.test
+    end = test - (gap_of(split) if sizes.test else 0)
+    return range(sizes.training), range(end - sizes.validation, end), range(test, num_samples)
+
+
 # A group falls into one of so many, evenly; each part has a share of them.
 GROUP_BUCKETS = 100
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from app.planning.arithmetic import PartSizes, gap_of, part_sizes
+from app.planning.arithmetic import PartSizes, part_ranges, part_sizes
 from app.spec.data import (
     ChronologicalSplit,
     Data,
@@ -103,13 +103,13 @@ def split_samples(
         whole = {name: Part(name, range(number)) for name, number in samples.items()}
         test = whole[split.test] if split.test else None
         return Parts(whole[data.dataset], whole[split.validation], test)
-    num_train, num_validation, num_test = _checked_sizes(split, count)
-    end = count - num_test - (gap_of(split) if num_test else 0)
-    cuts = (slice(0, num_train), slice(end - num_validation, end), slice(count - num_test, count))
+    _require_samples(split, count)
+    ranges = part_ranges(split, count)
     if isinstance(split, RandomSplit):
         shuffled = permutation(split.seed, Purpose.split, 0, 0, count)
-        return Parts(*(Part(data.dataset, np.sort(shuffled[cut])) for cut in cuts))
-    return Parts(*(Part(data.dataset, range(count)[cut]) for cut in cuts))
+        each = (shuffled[one.start : one.stop] for one in ranges)
+        return Parts(*(Part(data.dataset, np.sort(rows)) for rows in each))
+    return Parts(*(Part(data.dataset, one) for one in ranges))
 
 
 def _by_number(
@@ -147,7 +147,7 @@ def _require_groups(split: GroupSplit, held_out: Mapping[str, int], trained_on: 
         )
 
 
-def _checked_sizes(split: ChronologicalSplit | RandomSplit, count: int) -> PartSizes:
+def _require_samples(split: ChronologicalSplit | RandomSplit, count: int) -> None:
     sizes = part_sizes(split, count)
     for name in ("validation", "test"):
         fraction = getattr(split, f"{name}_fraction")
@@ -161,4 +161,3 @@ def _checked_sizes(split: ChronologicalSplit | RandomSplit, count: int) -> PartS
             f"The split holds out all {count:,} samples, so there is nothing to train on; lower"
             " data.split.validation_fraction, test_fraction or gap, or use a larger dataset."
         )
-    return sizes
