@@ -3,11 +3,12 @@
 Rules, plan, estimate and carry ask the same questions of one spec; the answers lie here.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 from app.guard.facts import (
+    ClassFacts,
     DatasetFacts,
     DeviceFacts,
     Facts,
@@ -15,6 +16,7 @@ from app.guard.facts import (
     PartFacts,
     UnknownFact,
     known,
+    not_inspected,
 )
 from app.guard.gap import gap_needed
 from app.guard.memory.memory_plan import MemoryPlan, memory_plan
@@ -211,6 +213,15 @@ class Case:
         parts = None if field is None else field.parts
         return known(parts, f"which part each sample of {dataset.name} is in")
 
+    def classes_in(self, dataset: DatasetFacts, target: str) -> Sequence[ClassFacts]:
+        """The classes of a target, or none if it has other values; UnknownFact where an earlier
+        version inspected the dataset.
+        """
+        field = known(dataset.fields.get(target), f"the array {target!r} of {dataset.name}")
+        if "classes" in field.not_inspected:
+            raise not_inspected(dataset)
+        return field.classes or ()
+
     @Derived
     def sorted_target(self) -> str | None:
         """The target that only rises along the file, if there is one."""
@@ -341,9 +352,12 @@ class Case:
     @Derived
     def batch_worth(self) -> BatchWorth | None:
         """The worth of a step's samples, by the target where they are worth least; None where no
-        inspection compared the neighbours of a target.
+        target varies. UnknownFact where an earlier version inspected the dataset.
         """
         fields, samples = self.dataset.fields, self.sizes.training
+        for target in self.spec.data.targets:
+            if target in fields and "neighbours" in fields[target].not_inspected:
+                raise not_inspected(self.dataset)
         shuffle, batch = self.shuffle, min(self.effective_batch, samples)
         worths = [
             BatchWorth(batch, independent_samples(shuffle, batch, samples, like), target)

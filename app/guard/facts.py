@@ -83,6 +83,20 @@ class PartFacts:
 
 
 @dataclass(frozen=True)
+class ClassFacts:
+    """Where the samples of one class lie in a file."""
+
+    label: int
+    samples: int
+    absent: Sequence[tuple[int, int]] = ()
+    """Stretches without the class, [first sample, end); short ones are not listed."""
+
+    def is_absent_from(self, rows: range) -> bool:
+        """True if these samples are known to have none of the class."""
+        return any(begin <= rows.start and rows.stop <= end for begin, end in self.absent)
+
+
+@dataclass(frozen=True)
 class FieldFacts:
     """One named array; `shape` is that of a single sample in a batch. Values are those of sampled
     rows.
@@ -120,6 +134,10 @@ class FieldFacts:
     """Of one whole number a sample: (sample, value) of the first that stands for no part."""
     neighbours: Neighbours | None = None
     """The likeness of rows that lie close together; None: nobody has looked, or no value varies."""
+    classes: Sequence[ClassFacts] | None = None
+    """Of one number a sample that takes few whole values; None: of others, or nobody has looked."""
+    not_inspected: Collection[str] = ()
+    """The facts above that an earlier version's inspection did not look for."""
 
     @property
     def is_read_in_batches(self) -> bool:
@@ -257,6 +275,14 @@ class DatasetFacts:
     """Of its file, within DATA_ROOT."""
     changed: tuple[str, ...] = ()
     """What of its file is seen to be other than at its inspection, where that can be looked at."""
+
+
+def not_inspected(dataset: DatasetFacts) -> UnknownFact:
+    """Says that an earlier version inspected the dataset, and how to have it inspected again."""
+    return UnknownFact(
+        f"what an inspection by this version finds in the dataset {dataset.name} (`stoker data "
+        f"register {dataset.name} {dataset.path}` inspects it again)"
+    )
 
 
 @dataclass(frozen=True)

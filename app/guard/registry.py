@@ -54,6 +54,7 @@ RULES: tuple[GuardRule, ...] = (
     training.no_training_steps,
     checkpoint.no_validation,
     split.small_part,
+    split.class_lacking,
     evaluation.never_evaluated,
     optimization.plateau_never_acts,
     evaluation.unknown_metric,

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from app.guard.facts import (
+    ClassFacts,
     DatasetFacts,
     DeviceFacts,
     EdgeFacts,
@@ -23,6 +24,8 @@ from app.store.records import DatasetRecord
 from app.store.worker_records import WorkerRecord
 
 Document = dict[str, Any]
+# An inspection says this of every array that is not ragged; those of earlier versions did not.
+LATER_FACTS = ("neighbours", "classes")
 
 
 def dataset_facts(record: DatasetRecord) -> DatasetFacts:
@@ -101,10 +104,11 @@ def field_facts(field: Document) -> FieldFacts:
         parts=_field_parts(field.get("parts")),
         not_a_part=_stray(field.get("not_a_part")),
         neighbours=_neighbours(field.get("neighbours")),
+        classes=_classes(field.get("classes")),
     )
     lengths, edges = field.get("lengths"), field.get("edges")
     if lengths is None:
-        return facts
+        return replace(facts, not_inspected=tuple(one for one in LATER_FACTS if one not in field))
     return _in_samples(facts, lengths) if edges is None else _graphs(facts, lengths, edges)
 
 
@@ -117,6 +121,14 @@ def _field_parts(told: Document | None) -> PartFacts | None:
 
 def _neighbours(told: Document | None) -> Neighbours | None:
     return None if told is None else Neighbours(tuple(told["distances"]), tuple(told["shares"]))
+
+
+def _classes(told: list[Document] | None) -> tuple[ClassFacts, ...] | None:
+    if told is None:
+        return None
+    return tuple(
+        ClassFacts(one["label"], one["samples"], tuple(map(tuple, one["absent"]))) for one in told
+    )
 
 
 def _stray(told: Document | None) -> tuple[int, int] | None:

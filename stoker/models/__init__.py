@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         EventPage,
         FieldParts,
         Health,
+        LabelClass,
         Lengths,
         LogPiece,
         Neighbours,
@@ -82,11 +83,11 @@ __all__ = [
     "BulkFilter", "BulkResult", "ByConstruction", "Carry", "Checkpoint", "Code", "CommandProfile",
     "Dataset", "DatasetBody", "DatasetField", "DatasetLayout", "DatasetRoles", "EarlyCode", "Edges",
     "Environment", "Event", "EventPage", "Export", "ExportBody", "ExportFacts", "ExportedTensor",
-    "FieldParts", "Health", "ImportBody", "Issue", "Job", "Lengths", "LogPiece", "MeasuredModel",
-    "Memory", "Neighbours", "NotAPart", "Page", "PatchOp", "PatchOperation", "Plan", "Preset",
-    "PresetPage", "Progress", "QueueMove", "Readiness", "Recipe", "RestartBody", "Result", "Rule",
-    "RuleExample", "RulePage", "RulesToCome", "Run", "RunChanges", "RunDocuments", "Series",
-    "Severity", "StateName", "Status", "Time", "Unchecked", "Verb", "Version", "Worker",
+    "FieldParts", "Health", "ImportBody", "Issue", "Job", "LabelClass", "Lengths", "LogPiece",
+    "MeasuredModel", "Memory", "Neighbours", "NotAPart", "Page", "PatchOp", "PatchOperation",
+    "Plan", "Preset", "PresetPage", "Progress", "QueueMove", "Readiness", "Recipe", "RestartBody",
+    "Result", "Rule", "RuleExample", "RulePage", "RulesToCome", "Run", "RunChanges", "RunDocuments",
+    "Series", "Severity", "StateName", "Status", "Time", "Unchecked", "Verb", "Version", "Worker",
 ]  # fmt: skip
 
 # Late: pydantic takes a while for all of them, and most who import one need no others.

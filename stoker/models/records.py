@@ -163,6 +163,16 @@ class Neighbours(Answer):
     """
 
 
+class LabelClass(Answer):
+    """Where the samples of one class lie in a file."""
+
+    label: int
+    samples: int
+    absent: list[tuple[int, int]]
+    """Stretches of the file without the class, [first sample, end), if they have at least a
+    hundredth of all samples."""
+
+
 class DatasetField(Answer):
     """One array of a dataset, as its inspection saw it. Null is what was not looked at: by an
     earlier version, or because one row alone was too large.
@@ -211,6 +221,10 @@ class DatasetField(Answer):
     """Why one whole number a sample cannot split the samples; null: it can, or is no such field."""
     neighbours: Neighbours | None = None
     """The likeness of its neighbours; null also where no value varies, and for ragged arrays."""
+    classes: list[LabelClass] | None = None
+    """Of one number a sample that takes at most 64 whole values from 0; null: of others, or
+    reading all samples took too long.
+    """
 
 
 class DatasetRoles(Answer):

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from app.guard.facts import AncestorFacts, FieldFacts
+from app.spec.layers import overlay
 from tests.guard.changes import (
     ALIKE,
     ATOMS,
@@ -14,6 +15,7 @@ from tests.guard.changes import (
     ENDED,
     EVEN_ATOMS,
     INSPECTING,
+    KINDS,
     LARGE,
     ONE_CYCLE,
     OTHER,
@@ -25,6 +27,7 @@ from tests.guard.changes import (
     SHORT,
     SLOWLY_READ,
     SORTED,
+    SORTED_KINDS,
     SPLIT_BY_DATASET,
     STREAMED,
     STREAMED_PINNED,
@@ -177,6 +180,9 @@ CASES: dict[str, Example] = {
     ),
     "learning.small_part": Example(
         data(split={"validation_fraction": 0.0316}), data(split={"validation_fraction": 0.0319})
+    ),
+    "learning.class_lacking": Example(
+        KINDS, overlay(KINDS, data(split={"method": "random"})), world(SORTED_KINDS)
     ),
     "learning.hang_timeout": Example(
         {"policy": {"hang_timeout_seconds": 9.0}},

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from app.guard.facts import (
+    ClassFacts,
     DatasetFacts,
     DeviceFacts,
     EdgeFacts,
@@ -103,6 +104,23 @@ GRAPHS = replace(
     edges=EdgeFacts(17.5, 130, "uint16", (4,), "uint8"),
 )  # fmt: skip
 WITH_GRAPHS = world(weather(fields={**FIELDS, "graphs": GRAPHS}))
+# Kinds of molecules, of which class 2 begins behind the training part.
+KINDS: Change = {
+    "recipe": {"kind": "molecule", "task": "classification", "classes": 3},
+    "data": {"inputs": ["graphs"], "targets": ["kinds"]},
+}
+SORTED_KINDS = weather(
+    fields={
+        **FIELDS,
+        "graphs": GRAPHS,
+        "kinds": FieldFacts(
+            (), "uint8", nonfinite=0, mean=0.5, std=1.0, sorted=False,
+            classes=(
+                ClassFacts(0, 2000), ClassFacts(1, 2000), ClassFacts(2, 20, [(0, 4000)]),
+            ),
+        ),
+    }
+)  # fmt: skip
 TORN = DatasetFacts("new", "invalid", problems=("It is torn.",))
 INSPECTING = DatasetFacts("new", "inspecting")
 WIDE: Change = {"recipe": {"hidden_size": 512, "patch": 1}}

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from app.guard.facts import DeviceFacts, FieldFacts, HostFacts, LengthFacts, PartFacts
+from app.guard.facts import ClassFacts, DeviceFacts, FieldFacts, HostFacts, LengthFacts, PartFacts
 from app.planning.arithmetic import PartSizes
 from app.planning.imports import build_of
 from app.planning.shuffle import Neighbours
@@ -89,12 +89,13 @@ def test_what_was_inspected_is_what_rules_know_of_it(world: World) -> None:
         "shape": [24, 3], "dtype": "float32", "storage": "chunked", "chunks": [50, 24, 3],
         "compression": "gzip", "nonfinite_count": 2, "mean": 0.5, "std": 2.0, "sorted": True,
         "neighbours": {"distances": [1, 2], "correlations": [0.5, 0.2], "shares": [1.0, 0.75]},
+        "classes": [{"label": 3, "samples": 5, "absent": [[0, 80]]}],
     }  # fmt: skip
     layout = {"kind": "overlapping_windows", "window_steps": {"x": 6}, "network": True}
     facts = dataset_facts(inspected(world, {"x": field}, layout))
     assert facts.fields["x"] == FieldFacts(
         (24, 3), "float32", "chunked", 50, "gzip", nonfinite=2, mean=0.5, std=2.0, sorted=True,
-        neighbours=Neighbours((1, 2), (1.0, 0.75)),
+        neighbours=Neighbours((1, 2), (1.0, 0.75)), classes=(ClassFacts(3, 5, ((0, 80),)),),
     )  # fmt: skip
     assert (facts.window_steps, facts.network) == ({"x": 6}, True)
 
@@ -111,7 +112,7 @@ def test_what_a_field_says_of_parts_is_known(world: World) -> None:
 def test_the_chunks_of_a_series_are_not_those_of_its_windows(world: World) -> None:
     field = {
         "shape": [24, 3], "dtype": "float32", "storage": "chunked", "chunks": [50, 3],
-        "series_steps": 900,
+        "series_steps": 900, "neighbours": None, "classes": None,
     }  # fmt: skip
     facts = dataset_facts(inspected(world, {"x": field}, None))
     assert facts.fields["x"] == FieldFacts((24, 3), "float32", "chunked", series_steps=900)
@@ -123,7 +124,7 @@ def test_an_array_of_different_lengths_has_the_shape_of_its_longest_sample(world
         "storage": "chunked", "chunks": [150, 4],
     }  # fmt: skip
     empty = {"shape": [], "dtype": "float32", "lengths": {"min": 0, "mean": 0.0, "max": 0}}
-    plain = {"shape": [4], "dtype": "uint8", "lengths": None}
+    plain = {"shape": [4], "dtype": "uint8", "lengths": None, "neighbours": None, "classes": None}
     facts = dataset_facts(inspected(world, {"atoms": ragged, "none": empty, "x": plain}, None))
     atoms = FieldFacts((41, 4), "uint8", "chunked", 20, lengths=LengthFacts(0, 7.5, 41))
     none = FieldFacts((1,), "float32", lengths=LengthFacts(0, 0.0, 1))
@@ -133,7 +134,8 @@ def test_an_array_of_different_lengths_has_the_shape_of_its_longest_sample(world
 
 def test_what_an_earlier_version_did_not_look_at_is_not_known(world: World) -> None:
     facts = dataset_facts(inspected(world, {"x": {"shape": [4], "dtype": "float32"}}, None))
-    assert facts.fields["x"] == FieldFacts((4,), "float32")
+    not_inspected = ("neighbours", "classes")
+    assert facts.fields["x"] == FieldFacts((4,), "float32", not_inspected=not_inspected)
     assert (facts.window_steps, facts.network) == (None, None)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from app.guard.case import Case, Loc
-from app.guard.facts import DatasetFacts, known
+from app.guard.facts import DatasetFacts, UnknownFact, known
 from app.guard.memory.memory_plan import MemoryPlan
 from app.guard.reads import Reading
 from app.guard.rule import LEAST_LOSS_SECONDS, Finding, rule
@@ -45,7 +45,11 @@ def sorted_blocks(case: Case) -> Iterator[Finding]:
 
 def _is_mixed(case: Case) -> bool:
     """Returns whether a batch is known to be worth half of its samples."""
-    return case.batch_worth is not None and case.batch_worth.share >= LEAST_WORTH
+    try:
+        worth = case.batch_worth
+    except UnknownFact:
+        return False
+    return worth is not None and worth.share >= LEAST_WORTH
 
 
 @rule(

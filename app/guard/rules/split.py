@@ -1,10 +1,10 @@
 """Rules about data.split: parts are large enough, and know nothing of each other's samples."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from app.guard.case import Case
+from app.guard.case import Case, Loc
 from app.guard.facts import AncestorFacts, UnknownFact, known
 from app.guard.gap import (
     breaks_of_all,
@@ -17,7 +17,8 @@ from app.guard.held_out import samples_trained_on
 from app.guard.rule import Finding, rule
 from app.guard.rules.data import named_fields
 from app.guard.wording import share
-from app.planning.arithmetic import gap_of
+from app.planning.arithmetic import gap_of, part_ranges
+from app.planning.labels import lacking_sentence
 from app.spec.data import (
     ChronologicalSplit,
     Data,
@@ -29,6 +30,12 @@ from app.spec.data import (
 from app.suggest import closest, did_you_mean
 
 LARGEST_HELD_OUT = 0.25
+# Each part, and the field of a split in the order of the file that says how large it is.
+PLACES_OF_PARTS = {
+    "training": "method",
+    "validation": "validation_fraction",
+    "test": "test_fraction",
+}
 # What a field is called that says which part a sample belongs to.
 NAMES_OF_PARTS = ("split", "part", "subset", "fold")
 WHAT_IT_HOLDS = "It has one whole number for each sample: 0 training, 1 validation, 2 test."
@@ -346,6 +353,60 @@ def small_part(case: Case) -> Iterator[Finding]:
             _by_chance(samples),
             {f"/data/split/{field}": enough} if hasattr(case.spec.data.split, field) else {},
         )
+
+
+@rule(
+    "learning.class_lacking",
+    severity="warning",
+    stands_on="Recall of a class without samples is 0/0, and a class that was never trained on is "
+    "not learned.",
+)
+def class_lacking(case: Case) -> Iterator[Finding]:
+    """Each part of a split in the order of the file, or by datasets, has samples of every class."""
+    if "class_weights" not in case.spec.recipe.takes_weights:
+        return
+    for target in case.spec.data.targets:
+        split = case.spec.data.split
+        if isinstance(split, ChronologicalSplit):
+            yield from _lacking_in_order(case, split, target)
+        elif isinstance(split, DatasetsSplit):
+            yield from _lacking_in_datasets(case, target)
+
+
+def _lacking_in_order(case: Case, split: ChronologicalSplit, target: str) -> Iterator[Finding]:
+    classes = case.classes_in(case.dataset, target)
+    names: list[tuple[str, Loc]] = [
+        (name, ("data", "split", field)) for name, field in PLACES_OF_PARTS.items()
+    ]
+    for (name, loc), rows in zip(names, part_ranges(split, case.samples), strict=True):
+        lacking = [one.label for one in classes if rows and one.is_absent_from(rows)]
+        if lacking:
+            yield _lacks(name, loc, lacking, target, _cut_by("random", split))
+
+
+def _lacking_in_datasets(case: Case, target: str) -> Iterator[Finding]:
+    by_name = {
+        name: {one.label for one in case.classes_in(case.inspected(name), target) if one.samples}
+        for _, name in case.named_datasets
+    }
+    every = set().union(*by_name.values())
+    for part, (loc, name) in zip(PLACES_OF_PARTS, case.named_datasets, strict=False):
+        # None of a dataset whose labels are too many to be told apart.
+        if by_name[name] and (lacking := sorted(every - by_name[name])):
+            yield _lacks(part, loc, lacking, target, {})
+
+
+def _lacks(part: str, loc: Loc, labels: list[int], target: str, fix: Mapping[str, Any]) -> Finding:
+    return Finding(
+        loc,
+        lacking_sentence(part, labels, target),
+        "The model cannot learn a class that it is never shown. Draw the parts at random, or mix "
+        "the classes in the file."
+        if part == "training"
+        else "Its scores say nothing of this class, and a mean over classes leaves it out. Draw "
+        "the parts at random, or add samples of it.",
+        fix,
+    )
 
 
 def _by_chance(samples: int) -> str:

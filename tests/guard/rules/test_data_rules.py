@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 
-from app.guard.facts import Facts, FieldFacts, LengthFacts, PartFacts
+from app.guard.facts import ClassFacts, Facts, FieldFacts, LengthFacts, PartFacts
 from app.guard.plan import RunPlan
 from app.planning.arithmetic import PartSizes
 from app.recipes.sequence import Sequence
 from app.spec.layers import overlay
 from app.spec.recipe import Array
+from tests.guard.changes import KINDS, SORTED_KINDS
 from tests.guard.world import FIELDS, codes, plan_of, weather, world
 
 LEAK, RAGGED = "correctness.leaking_split", "correctness.ragged_array"
@@ -394,3 +395,54 @@ def test_a_column_of_words_is_refused_with_why():
     (issue,) = plan.issues
     assert issue.code == "correctness.split_field"
     assert issue.why.endswith(told)
+
+
+LACKING = "learning.class_lacking"
+
+
+def lacking_in(change: dict[str, Any], facts: Facts) -> dict[str, str]:
+    """By the place in data.split, the sentence of each part that lacks a class."""
+    plan = plan_of(overlay(KINDS, change), facts)
+    return {str(one.loc[-1]): one.message for one in plan.issues if one.code == LACKING}
+
+
+def test_each_part_that_lacks_a_class_is_named():
+    split = {"validation_fraction": 0.2, "test_fraction": 0.1, "gap": 0}
+    kinds = SORTED_KINDS.fields["kinds"]
+    classes = (
+        ClassFacts(0, 4_000),
+        # Training is 0 to 2,814, validation up to 3,618, the test up to 4,020.
+        ClassFacts(1, 30, ((0, 2_814), (2_844, 4_020))),
+        ClassFacts(2, 30, ((100, 3_990),)),
+    )
+    fields = {**SORTED_KINDS.fields, "kinds": replace(kinds, classes=classes)}
+    facts = world(weather(fields=fields))
+    assert lacking_in({"data": {"split": split}}, facts) == {
+        "method": "No sample of the training part has class 1 of 'kinds'.",
+        "validation_fraction": "No sample of the validation part has class 2 of 'kinds'.",
+        "test_fraction": "No sample of the test part has class 1 of 'kinds'.",
+    }
+    assert lacking_in({"data": {"split": {**split, "method": "random", "gap": None}}}, facts) == {}
+
+
+def test_a_dataset_of_its_own_that_lacks_a_class_is_named():
+    fields = dict(SORTED_KINDS.fields)
+    fields["kinds"] = replace(fields["kinds"], classes=(ClassFacts(1, 900, ()),))
+    facts = world(SORTED_KINDS, replace(SORTED_KINDS, name="winter", samples=900, fields=fields))
+    split = {"method": "datasets", "validation": "winter"}
+    assert lacking_in({"data": {"split": split}}, facts) == {
+        "validation": "No sample of the validation part has the classes 0 and 2 of 'kinds'."
+    }
+
+
+def test_a_plan_says_how_to_inspect_what_an_earlier_version_inspected():
+    fields = {
+        name: replace(one, not_inspected=("neighbours", "classes"))
+        for name, one in SORTED_KINDS.fields.items()
+    }
+    plan = plan_of(KINDS, world(weather(fields=fields)))
+    missing = {one.code: one.missing for one in plan.unchecked}
+    for code in (LACKING, "learning.alike_batches"):
+        assert "`stoker data register weather weather.h5` inspects it again" in missing[code]
+    assert plan.estimate is not None
+    assert plan.estimate["batch_worth"] is None

@@ -360,6 +360,32 @@ def test_nothing_is_told_of_neighbours_that_do_not_differ_or_are_few(tmp_path, v
     assert inspect(write(tmp_path / "a.h5", y=values))["fields"]["y"]["neighbours"] is None
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "bool", "float32"])
+@pytest.mark.parametrize("piece", [1_000, 2**24], ids=["pieces", "whole"])
+def test_stretches_of_the_file_without_a_class_are_listed(tmp_path, monkeypatch, dtype, piece):
+    monkeypatch.setattr("worker.trainer.tools.content.SAMPLE_BYTES", piece)
+    labels = np.zeros(6_000, dtype)
+    labels[3_000:3_020] = labels[5_000:5_001] = 1
+    told = inspect(write(tmp_path / "a.h5", kind=labels))["fields"]["kind"]["classes"]
+    assert [(one["label"], one["samples"]) for one in told] == [(0, 5_979), (1, 21)]
+    assert [one["absent"] for one in told] == [[], [(0, 3_000), (3_020, 5_000), (5_001, 6_000)]]
+
+
+def test_a_missing_label_is_no_class(tmp_path):
+    labels = np.repeat([1.0, np.nan], 50)
+    (told,) = inspect(write(tmp_path / "a.h5", kind=labels))["fields"]["kind"]["classes"]
+    assert told == {"label": 1, "samples": 50, "absent": [(50, 100)]}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [np.arange(65), np.array([0.0, 0.5] * 40), np.array([-1, 1] * 40), np.zeros((80, 3))],
+    ids=["many", "fractions", "negative", "rows"],
+)
+def test_numbers_that_are_no_few_whole_ones_are_no_classes(tmp_path, values):
+    assert inspect(write(tmp_path / "a.h5", y=values))["fields"]["y"]["classes"] is None
+
+
 def test_rows_that_are_no_numbers_do_not_hide_the_order(tmp_path):
     y = np.repeat([0.0, 1.0, 2.0], 100)
     y[150] = np.nan

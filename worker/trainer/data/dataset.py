@@ -35,6 +35,7 @@ from worker.trainer.data.feed.rows import piece_bounds, read_rows
 from worker.trainer.data.feed.samples import BatchSource, MakeDataset
 from worker.trainer.data.feed.transfer import HostDevice, Transfer
 from worker.trainer.data.groups import group_buckets
+from worker.trainer.data.labels import lacking_classes
 from worker.trainer.data.lanes import LaneBreaks, lane_breaks
 from worker.trainer.data.order import ORDER_VERSION, Order
 from worker.trainer.data.source import (
@@ -284,6 +285,9 @@ def open_data(
     if (breaks := _lane_breaks(spec, training, parts.train, order, device)) is not None:
         description["lane_breaks"] = int(breaks.marks.sum())
     warnings = opener.warnings()
+    if made is None and "class_weights" in spec.recipe.takes_weights:
+        lacking = lacking_classes(data, checked, parts, preparing)
+        warnings += [("class_lacking", sentence) for sentence in lacking]
     is_cut = parts.validation is not whole.validation
     return DataSet(
         data, checked, parts.train, streams, description, warnings, read, breaks, is_cut=is_cut

@@ -6,13 +6,15 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import h5py
 import numpy as np
 from numpy.typing import NDArray
 
 from app.planning.arithmetic import GROUP_BUCKETS, PartSizes
+from worker.trainer.data.formats.arrow_index import MissingValues
+from worker.trainer.data.formats.arrow_source import ArrowArray
 from worker.trainer.data.formats.window_files import WindowArray, Windows
 from worker.trainer.data.groups import fields_of_groups, group_buckets
 from worker.trainer.data.split import first_that_is_no_part
@@ -28,6 +30,9 @@ OVERLAPPING_SHARE = 0.9
 BREAKS_SECONDS, MOST_BREAKS = 10.0, 1_000
 # How long all samples are looked at for which part they belong to.
 PARTS_SECONDS = 10.0
+# How long all samples are looked at for their classes, the most classes that are told apart, and
+# the share of the file that a stretch without a class has at least.
+CLASSES_SECONDS, MOST_CLASSES, ABSENT_SHARE = 10.0, 64, 0.01
 # How long fields are looked at for the groups that they name.
 GROUPS_SECONDS = 5.0
 # Of two neighbours, places where the second may begin in the first; and so many pairs are asked.
@@ -40,6 +45,7 @@ LEAST_SHARED, LEAST_SHARED_STEPS = 0.1, 3
 COMPARED_VALUES, LEAST_BLOCKS = 16, 16
 
 Parts = list[NDArray[Any]]
+InRows: TypeAlias = h5py.Dataset | WindowArray | ArrowArray
 
 
 @dataclass(frozen=True)
@@ -264,6 +270,71 @@ def parts_of(array: h5py.Dataset) -> dict[str, Any]:
         last = values[-1:]
     told = changes if len(changes) <= MOST_BREAKS else None
     return {"parts": PartSizes(*counts.tolist())._asdict() | {"changes": told}}
+
+
+def classes_of(array: InRows, rows: Parts) -> list[dict[str, Any]] | None:
+    """Returns what DatasetField.classes says of an array with one number a sample.
+
+    None if it has other numbers than MOST_CLASSES whole ones, of which `rows` are some, or if
+    reading all samples takes too long. NaN is a missing label.
+    """
+    if math.prod(array.shape[1:]) != 1 or not all(_may_be_classes(part) for part in rows):
+        return None
+    deadline, at_once = time.monotonic() + CLASSES_SECONDS, SAMPLE_BYTES // row_bytes(array)
+    samples = int(array.shape[0])
+    found: dict[int, _Occurrences] = {}
+    for begin in range(0, samples, at_once):
+        try:
+            values = array[begin : begin + at_once].reshape(-1)
+        except MissingValues:
+            return None
+        if time.monotonic() > deadline or not _may_be_classes(values):
+            return None
+        for label in _labels(values):
+            at = begin + np.flatnonzero(values == label)
+            found.setdefault(label, _Occurrences(samples)).add(at)
+        if len(found) > MOST_CLASSES:
+            return None
+    return [{"label": label} | found[label].as_json() for label in sorted(found)]
+
+
+def _may_be_classes(values: NDArray[Any]) -> bool:
+    kind = values.dtype.kind
+    if kind == "f":
+        values = values[~np.isnan(values)]
+    whole = kind in "biu" or (kind == "f" and bool((values == np.floor(values)).all()))
+    return whole and (not values.size or (values.min() >= 0 and values.max() < 2**31))
+
+
+def _labels(values: NDArray[Any]) -> list[int]:
+    """The different labels, or MOST_CLASSES and one more of them."""
+    labels = np.unique(values)
+    if labels.dtype.kind == "f":
+        labels = labels[~np.isnan(labels)]
+    return [int(label) for label in labels[: MOST_CLASSES + 1]]
+
+
+class _Occurrences:
+    """Where the samples of one class lie in a file of so many samples."""
+
+    def __init__(self, samples: int) -> None:
+        self._file_samples = samples
+        self._samples, self._last = 0, -1
+        self._absent: list[tuple[int, int]] = []
+
+    def add(self, rows: NDArray[np.int64]) -> None:
+        """Adds the next rows of the class, ascending."""
+        self._add_absent(np.append(self._last, rows))
+        self._samples, self._last = self._samples + len(rows), int(rows[-1])
+
+    def as_json(self) -> dict[str, Any]:
+        self._add_absent(np.array([self._last, self._file_samples]))
+        return {"samples": self._samples, "absent": self._absent}
+
+    def _add_absent(self, places: NDArray[np.int64]) -> None:
+        long = np.flatnonzero(np.diff(places) - 1 >= max(1, ABSENT_SHARE * self._file_samples))
+        begins, ends = (places[long] + 1).tolist(), places[long + 1].tolist()
+        self._absent += zip(begins, ends, strict=True)
 
 
 def groups_of(path: Path, samples: int) -> dict[str, dict[str, Any]]:

@@ -49,7 +49,9 @@ from worker.trainer.data.formats.window_files import (
 )
 from worker.trainer.errors import DataError
 from worker.trainer.tools.content import (
+    InRows,
     Overlap,
+    classes_of,
     describe_values,
     groups_of,
     neighbours_of,
@@ -66,7 +68,6 @@ PROBE_SECONDS = 2.0
 PROBE_PIECE_BYTES = 8 * 2**20
 MAX_CHUNK_BYTES = 2**30
 Finding = dict[str, str]
-InRows: TypeAlias = h5py.Dataset | WindowArray | ArrowArray
 Apart: TypeAlias = RaggedArray | PackedArray
 Fields = dict[str, InRows | Apart]
 
@@ -290,6 +291,7 @@ def _without_nulls(report: dict[str, Any], columns: Fields) -> Fields:
 def _describe(array: InRows | Apart) -> dict[str, Any]:
     shape = list(array.shape[1:])
     described: dict[str, Any] = {"shape": shape, "dtype": array.dtype.name, "lengths": None}
+    described |= {"neighbours": None, "classes": None}
     if isinstance(array, ArrowArray):
         return described | _describe_column(array)
     if isinstance(array, RaggedArray | PackedArray):
@@ -381,6 +383,7 @@ def _sample_rows(report: dict[str, Any], arrays: Fields) -> None:
         if isinstance(array, RaggedArray | PackedArray):
             continue
         report["fields"][name] |= parts_of(array)
+        report["fields"][name]["classes"] = classes_of(array, rows)
         report["fields"][name]["neighbours"] = neighbours_of(rows)
         if found := slides_in(array, rows):
             overlaps[name], breaks[name] = found
