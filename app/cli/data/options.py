@@ -14,7 +14,8 @@ Timeframes = Annotated[
     str | None,
     typer.Option(
         help="Cut bars (CSV: time, open, high, low, close, volume) into samples of several "
-        "timeframes: label and bars of each, such as M1:480,M5:288,H1:96."
+        "timeframes: label and bars of each, such as M1:480,M5:288,H1:96. Units: M minutes, H "
+        "hours, D days, W weeks, MN calendar months, T trading days, which have rows."
     ),
 ]
 Horizon = Annotated[
@@ -77,7 +78,7 @@ MaxGap = Annotated[
     str | None,
     typer.Option(
         help="With --window or --timeframes: the longest time from one row to the next that is no "
-        "gap, such as 3d for weekends; else about that of one row."
+        "gap, such as 3d for weekends; else about that of one row, or 5d with trading days."
     ),
 ]
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worker.trainer.errors import DataError
-from worker.trainer.tools.timeframes import LABEL, UNIT_SECONDS
+from worker.trainer.tools.timeframes import UNIT_SECONDS
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 TIME_NAMES = ("time", "timestamp", "datetime", "date", "gmt time", "")
@@ -33,6 +33,7 @@ COMPACT = {len(form): form for form in ("YYYYMMDD", "YYYYMMDDHHMM", "YYYYMMDDHHM
 FIRST_YEAR, LAST_YEAR = "1900", "2100"
 # Hours that are named by their end go from 1:00 to 24:00, as in TMY3.
 END_OF_DAY = re.compile(r"(?<![\d:.])24(:00(?::00(?:\.0+)?)?)(?![\d:.])")
+LENGTH_OF_TIME = re.compile(r"([1-9][0-9]{0,4})([mhdw])")
 TOLD = 5
 LEFT_OUT = "such rows are left out and counted"
 
@@ -220,10 +221,10 @@ def told_time(seconds: int) -> str:
 
 
 def gap_of(text: str) -> int:
-    """Seconds of a length such as 90m, 6h or 3d. Raises DataError."""
-    found = LABEL.fullmatch(text[-1:].upper() + text[:-1])
+    """Seconds of a length such as 90m, 6h, 3d or 2w. Raises DataError."""
+    found = LENGTH_OF_TIME.fullmatch(text.lower())
     if found is None:
         raise DataError(
-            f"{text!r} is no length of time; write minutes, hours or days: 90m, 6h, 3d."
+            f"{text!r} is no length of time; write minutes, hours, days or weeks: 90m, 6h, 3d, 2w."
         )
-    return UNIT_SECONDS[found[1]] * int(found[2])
+    return int(found[1]) * UNIT_SECONDS[found[2].upper()]

@@ -218,7 +218,8 @@ def convert(
     head, header = _opened(files[0], target, form)
     require_lines(path, files, cut.frames[0].window + cut.horizon)
     require_new(out, force=force)
-    reading = BarReading(period, max(max_gap or 0, period), target == RANGE, bad, form)
+    longest = cut.usual_gap if max_gap is None else max_gap
+    reading = BarReading(period, max(longest, period), target == RANGE, bad, form)
     read = _read_alike(reading, files)
     columns = read[0].columns
     stretches = [bars for one in read for bars in one.stretches]

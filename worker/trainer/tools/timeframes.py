@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
@@ -24,8 +24,17 @@ from worker.trainer.data.formats.window_files import STEP_SECONDS, write_windows
 from worker.trainer.data.source import Field, Rows
 from worker.trainer.errors import DataError
 
-UNIT_SECONDS = {"M": 60, "H": 3_600, "D": 86_400}
-LABEL = re.compile(r"([MHD])([1-9][0-9]{0,4})")
+DAY = 86_400
+UNIT_SECONDS = {"M": 60, "H": 3_600, "D": DAY, "W": 7 * DAY}
+# A trading day has rows. Nights, weekends and holidays up to this long are no gap between two.
+TRADING, TRADING_GAP = "T", 5 * DAY
+# Months differ in length; this mean of 400 years only says which timeframe is slower.
+MONTH, MONTH_SECONDS = "MN", 2_629_746
+LABEL = re.compile(r"(MN|[MHDWT])([1-9][0-9]{0,4})")
+# 1970 began on a Thursday, and weeks begin on Mondays.
+FIRST_MONDAY = 4 * DAY
+# When a bar closes that has no end in the data.
+NEVER = np.iinfo(np.int64).max
 # How the bars of a bucket become one; any other column is taken as it was at the end.
 COMBINED = {
     "open": "first", "high": "max", "low": "min", "close": "last", "volume": "sum",
@@ -36,16 +45,71 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Timeframe:
-    """A label such as M5, its seconds, and how many of its bars a sample looks back on."""
+    """A unit, how many of it a bar takes, and how many bars a sample looks back on."""
 
-    label: str
-    seconds: int
+    unit: str
+    count: int
     window: int
 
     @property
+    def label(self) -> str:
+        return f"{self.unit}{self.count}"
+
+    @property
     def name(self) -> str:
-        """Of its array."""
+        """The name of its array."""
         return self.label.lower()
+
+    @property
+    def step_seconds(self) -> int | None:
+        """Seconds from one bar to the next; None if these differ."""
+        return self.count * UNIT_SECONDS[self.unit] if self.unit in UNIT_SECONDS else None
+
+    @property
+    def seconds(self) -> int:
+        """Seconds of a bar: of so many days for trading days, about so many for months."""
+        others = {TRADING: DAY, MONTH: MONTH_SECONDS}
+        return self.count * (UNIT_SECONDS | others)[self.unit]
+
+    def is_made_of(self, fastest: "Timeframe") -> bool:
+        """True if its bars begin and end where bars of the fastest timeframe do."""
+        if self.unit == fastest.unit == "W" or (self.unit in "MHD" and fastest.unit != "W"):
+            return self.seconds % fastest.seconds == 0
+        return DAY % fastest.seconds == 0
+
+    def buckets(self, times: Rows) -> tuple[Rows, Rows]:
+        """Returns when the bar of each of these ascending times opens and closes.
+
+        All are seconds since 1970. NEVER is the end of trading days that are not all there.
+        """
+        if self.unit == MONTH:
+            return _months(times, self.count)
+        if self.unit == TRADING:
+            return _trading_days(times, self.count)
+        first = FIRST_MONDAY if self.unit == "W" else 0
+        opened = (times - first) // self.seconds * self.seconds + first
+        return opened, opened + self.seconds
+
+
+def _months(times: Rows, count: int) -> tuple[Rows, Rows]:
+    """Calendar months; of several the first is January 1970, or whole counts from there."""
+    months = times.astype("datetime64[s]").astype("datetime64[M]").astype(np.int64)
+    first = months // count * count
+    opened, closes = (
+        each.astype("datetime64[M]").astype("datetime64[s]").astype(np.int64)
+        for each in (first, first + count)
+    )
+    return opened, closes
+
+
+def _trading_days(times: Rows, count: int) -> tuple[Rows, Rows]:
+    """Days that have rows, counted from the first; a bar closes at its last day's midnight."""
+    days, day_numbers = np.unique(times // DAY, return_inverse=True)
+    firsts = np.arange(0, len(days), count)
+    lasts = firsts + count - 1
+    closes = np.where(lasts < len(days), (days[lasts.clip(max=len(days) - 1)] + 1) * DAY, NEVER)
+    bars = day_numbers // count
+    return (days[firsts] * DAY)[bars], closes[bars]
 
 
 @dataclass(frozen=True)
@@ -57,6 +121,13 @@ class Bars:
     """(bars, columns)."""
 
 
+class Combined(NamedTuple):
+    """Slower bars, and when each closes (epoch seconds)."""
+
+    bars: Bars
+    closes: Rows
+
+
 @dataclass(frozen=True)
 class Cut:
     """Which samples are cut out: frames, the fastest first; steps ahead; every how many bars."""
@@ -64,6 +135,12 @@ class Cut:
     frames: tuple[Timeframe, ...]
     horizon: int
     every: int = 1
+
+    @property
+    def usual_gap(self) -> int:
+        """Seconds from one row to the next that are no gap, unless --max-gap says otherwise."""
+        in_trading = any(frame.unit == TRADING for frame in self.frames)
+        return TRADING_GAP if in_trading else self.frames[0].seconds
 
 
 def timeframes_of(text: str) -> tuple[Timeframe, ...]:
@@ -74,17 +151,23 @@ def timeframes_of(text: str) -> tuple[Timeframe, ...]:
         found = LABEL.fullmatch(label.upper())
         if found is None or not window.isdecimal() or not 1 <= int(window) <= 1_000_000:
             raise DataError(
-                f"{part.strip()!r} is no timeframe. Write a unit (M minutes, H hours, D days), how"
-                " many, and the bars of a window, such as M5:288."
+                f"{part.strip()!r} is no timeframe. Write a unit (M minutes, H hours, D days, W"
+                " weeks, MN months, T trading days), how many, and the bars of a window, such as"
+                " M5:288."
             )
-        seconds = UNIT_SECONDS[found[1]] * int(found[2])
-        frames.append(Timeframe(label.upper(), seconds, int(window)))
+        frames.append(Timeframe(found[1], int(found[2]), int(window)))
     frames.sort(key=lambda frame: frame.seconds)
     fastest = frames[0]
+    if fastest.unit == MONTH or (fastest.unit == TRADING and fastest.count > 1):
+        raise DataError(
+            f"{fastest.label} cannot be the fastest timeframe, because its bars differ in length"
+            " and are made of faster ones. Add a faster timeframe, that of the rows in the file,"
+            " such as D1 or T1."
+        )
     for before, frame in itertools.pairwise(frames):
-        if frame.seconds == before.seconds:
+        if frame.seconds == before.seconds and _cut_alike(frame, before):
             raise DataError(f"{before.label} and {frame.label} are the same timeframe; keep one.")
-        if frame.seconds % fastest.seconds:
+        if not frame.is_made_of(fastest):
             raise DataError(
                 f"{frame.label} is no whole number of {fastest.label}, so its bars cannot be made"
                 " of those. Leave it out, or take another fastest timeframe."
@@ -92,20 +175,37 @@ def timeframes_of(text: str) -> tuple[Timeframe, ...]:
     return tuple(frames)
 
 
-def combined(bars: Bars, seconds: int, how: Sequence[str]) -> Bars:
-    """Bars of so many seconds, which begin at multiples of it, made of faster ones.
+def _cut_alike(one: Timeframe, other: Timeframe) -> bool:
+    """True if timeframes of one length have the same bars. Days and a trading day have."""
+    kinds = {each.unit if each.unit in ("W", TRADING) else "clock" for each in (one, other)}
+    return len(kinds) == 1 or (one.seconds == DAY and "W" not in kinds)
 
-    The first one is left out where its beginning is not there. `how`: of each column, first,
-    max, min, sum, mean or last.
+
+def combined(bars: Bars, frame: Timeframe, how: Sequence[str]) -> Combined:
+    """Returns bars of a slower timeframe, made of faster ones.
+
+    The first bar is left out if its beginning is not there; so is a first trading day. `how`: of
+    each column, first, max, min, sum, mean or last.
     """
-    opened = bars.times // seconds * seconds
-    firsts = np.flatnonzero(np.diff(opened, prepend=opened[0] - 1))
-    ends = np.append(firsts[1:], len(opened))
+    if frame.unit == TRADING:
+        bars = _from_midnight(bars)
+    opened, closes = frame.buckets(bars.times)
+    firsts = np.flatnonzero(np.diff(opened, prepend=NEVER))
+    ends = np.append(firsts, len(opened))[1:]
     columns = [
         _of_buckets(bars.values[:, column], kind, firsts, ends) for column, kind in enumerate(how)
     ]
-    begun_before = int(bars.times[0] != opened[0])
-    return Bars(opened[firsts][begun_before:], np.column_stack(columns)[begun_before:])
+    begun_before = int(len(firsts) > 0 and bars.times[0] != opened[0])
+    firsts = firsts[begun_before:]
+    values = np.column_stack(columns)[begun_before:]
+    return Combined(Bars(opened[firsts], values), closes[firsts])
+
+
+def _from_midnight(bars: Bars) -> Bars:
+    """Without the first day, if the bars begin within it."""
+    first = bars.times[0]
+    begin = int(np.searchsorted(bars.times, -(-first // DAY) * DAY))
+    return Bars(bars.times[begin:], bars.values[begin:])
 
 
 def _of_buckets(column: Floats, kind: str, firsts: Rows, ends: Rows) -> Floats:
@@ -149,15 +249,14 @@ def align(stretches: Sequence[tuple[Bars, Floats]], how: Sequence[str], cut: Cut
     )  # fmt: skip
     steps = dict.fromkeys((*made.series, "targets"), 0)
     for bars, targets in stretches:
-        frames = {
-            frame.name: bars if frame is cut.frames[0] else combined(bars, frame.seconds, how)
-            for frame in cut.frames
-        }
+        fastest, *slower = cut.frames
+        frames = {fastest.name: Combined(bars, bars.times + fastest.seconds)}
+        frames |= {frame.name: combined(bars, frame, how) for frame in slower}
         samples, starts, ends = _samples(bars, frames, cut)
         for name, found in frames.items():
-            made.series[name].append(found.values)
+            made.series[name].append(found.bars.values)
             made.starts[name].append(starts[name] + steps[name])
-            steps[name] += len(found.values)
+            steps[name] += len(found.bars.values)
         made.targets.append(targets)
         made.target_starts.append(samples + 1 + steps["targets"])
         steps["targets"] += len(targets)
@@ -166,16 +265,15 @@ def align(stretches: Sequence[tuple[Bars, Floats]], how: Sequence[str], cut: Cut
 
 
 def _samples(
-    bars: Bars, frames: Mapping[str, Bars], cut: Cut
+    bars: Bars, frames: Mapping[str, Combined], cut: Cut
 ) -> tuple[Rows, dict[str, Rows], Rows]:
     """The bar that each sample ends with, where its windows begin, and when it ends."""
+    fastest = cut.frames[0].name
     samples = np.arange(0, max(0, len(bars.times) - cut.horizon), cut.every)
-    ends = bars.times[samples] + cut.frames[0].seconds
+    ends = frames[fastest].closes[samples]
     starts = {
-        # Bars that have closed by then: of those that open at b, where b + seconds <= end.
-        frame.name: np.searchsorted(
-            frames[frame.name].times, ends - frame.seconds, side="right"
-        ).astype(np.int64)
+        # The last bars that have closed by then.
+        frame.name: np.searchsorted(frames[frame.name].closes, ends, side="right").astype(np.int64)
         - frame.window
         for frame in cut.frames
     }
@@ -202,7 +300,9 @@ def write(out: Path, made: Aligned, cut: Cut, columns: Sequence[str], **attribut
     with whole_file(out) as partial, h5py.File(partial, "w") as file:
         for frame in cut.frames:
             group = _write(file, frame.name, made.series, made.starts, frame.window)
-            group.attrs.update({"feature_names": list(columns), STEP_SECONDS: frame.seconds})
+            group.attrs["feature_names"] = list(columns)
+            if frame.step_seconds is not None:
+                group.attrs[STEP_SECONDS] = frame.step_seconds
         _write(
             file, "targets", {"targets": made.targets}, {"targets": made.target_starts}, cut.horizon
         )
