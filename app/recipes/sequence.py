@@ -20,13 +20,14 @@ class Sequence(EncodingRecipe):
     map, which the layers around it can learn.
 
     Several inputs, such as bars of 1, 5 and 60 minutes, are fused by attention: the end of the
-    first one asks all steps of all.
+    first one asks all steps of all. A feed-forward layer follows.
     """
 
     kind: Literal["sequence"]
     """Which recipe."""
-    fusion: Literal["attention"] = "attention"
-    """How several inputs become one forecast; default attention."""
+    fusion: Literal["attention", "block"] = "block"
+    """How several inputs become one forecast: attention alone, or a transformer block, which adds
+    dropout and a feed-forward layer. Default block."""
     carry_hidden: bool | Annotated[tuple[FieldName, ...], Field(min_length=1)] = False
     """Begin each window with the end state of the one before, in lanes: of all inputs, or of the
     named ones; default false."""
@@ -44,9 +45,14 @@ class Sequence(EncodingRecipe):
 
     shape_fields: ClassVar = (
         *("encoder", "hidden_size", "num_layers", "num_heads", "patch"),
-        *("residual", "highway", "normalize"),
+        *("residual", "highway", "normalize", "fusion"),
     )
-    earlier: ClassVar = {"residual": "none", "highway": 0, "normalize": "none"}
+    earlier: ClassVar = {
+        "residual": "none",
+        "highway": 0,
+        "normalize": "none",
+        "fusion": "attention",
+    }
     takes_ragged: ClassVar = ("inputs",)
 
     @property
@@ -216,6 +222,8 @@ class Sequence(EncodingRecipe):
             return encoders + head
         # Which frame a state is of, two norms, and the attention's four matrices with biases.
         fusion = len(windows) * hidden + 4 * hidden + 4 * hidden * (hidden + 1)
+        if self.fusion == "block":  # a norm, and two linear maps to four times the width and back
+            fusion += 2 * hidden + 8 * hidden * hidden + 5 * hidden
         return encoders + fusion + head
 
     @property

@@ -18,7 +18,7 @@ CONTRACT = {
     "mode": "train",
     "preset": "auto",
     "recipe": {
-        "kind": "sequence", "version": "1", "encoder": "lstm", "fusion": "attention",
+        "kind": "sequence", "version": "1", "encoder": "lstm", "fusion": "block",
         "hidden_size": 64, "num_layers": 1, "num_heads": None, "patch": 6, "dropout": 0.0,
         "carry_hidden": False, "loss": "mae",
     },

@@ -14,7 +14,7 @@ from app.spec.optimization import SGD, Adam, AdamW, Optimizer
 from worker.trainer.optimizers import build_optimizer, set_learning_rate
 from worker.trainer.recipes.base import undecayed_parameters
 from worker.trainer.recipes.encoders import StackedRNN, TransformerEncoder
-from worker.trainer.recipes.sequence_model import AttentionFusion
+from worker.trainer.recipes.sequence_model import BlockFusion
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -101,7 +101,7 @@ def every_kind_of_module() -> nn.Module:
         "layer_norm": nn.LayerNorm([2, 3]), "batch_norm": nn.BatchNorm1d(3),
         "group_norm": nn.GroupNorm(2, 4), "rms_norm": nn.RMSNorm([2, 3]),
         "embedding": nn.Embedding(5, 3), "bag": nn.EmbeddingBag(5, 3), "slope": nn.PReLU(3),
-        "transformer": TransformerEncoder(recipe, 3, 5), "fusion": AttentionFusion(recipe, 2),
+        "transformer": TransformerEncoder(recipe, 3, 5), "fusion": BlockFusion(recipe, 2),
     }  # fmt: skip
     return nn.ModuleDict(modules)
 
@@ -114,7 +114,8 @@ MATRICES = {
     "transformer.embedding.weight", "transformer.layers.0.self_attn.in_proj_weight",
     "transformer.layers.0.self_attn.out_proj.weight", "transformer.layers.0.linear1.weight",
     "transformer.layers.0.linear2.weight", "fusion.attention.in_proj_weight",
-    "fusion.attention.out_proj.weight",
+    "fusion.attention.out_proj.weight", "fusion.feed_forward.0.weight",
+    "fusion.feed_forward.3.weight",
 }  # fmt: skip
 
 

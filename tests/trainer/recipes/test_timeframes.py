@@ -12,8 +12,10 @@ import torch
 from torch import nn
 
 from app.lifecycle import Reason
+from app.recipes.sequence import Sequence
 from app.spec.recipe import Array
 from app.spec.run import RunSpec
+from app.spec.stored import read_stored
 from tests.trainer.lab import BASE_SPEC, Killed, Lab, StopAtPoll, merged
 from worker.trainer.data.batch import Batch
 from worker.trainer.data.source import Field
@@ -21,9 +23,14 @@ from worker.trainer.errors import SpecMismatch, TrainerError
 from worker.trainer.recipes.base import grouped_parameters
 from worker.trainer.recipes.encoders import Moments
 from worker.trainer.recipes.sequence import SequenceTask
+from worker.trainer.recipes.sequence_model import AttentionFusion, BlockFusion
 
 SHAPES = {"features": (12, 3), "slow": (6, 2), "targets": (4,)}
-SEVERAL: dict[str, Any] = {"data": {"inputs": ["features", "slow"]}}
+# The lab reads specs as stored ones, which mean what they meant before a field was there.
+SEVERAL: dict[str, Any] = {
+    "recipe": {"fusion": "block"},
+    "data": {"inputs": ["features", "slow"]},
+}
 STATES = ("hidden", "cell")
 ENCODERS = ("lstm", "gru", "transformer")
 
@@ -86,11 +93,16 @@ def test_ragged_samples_have_no_attention(patch: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("encoder", ENCODERS)
 @pytest.mark.parametrize("inputs", [["features"], ["features", "slow"], ["slow", "features"]])
-@pytest.mark.parametrize(("hidden", "layers", "patch"), [(8, 1, 3), (12, 3, 1)])
+@pytest.mark.parametrize(
+    ("hidden", "layers", "patch", "fusion"), [(8, 1, 3, "block"), (12, 3, 1, "attention")]
+)
 def test_the_recipe_knows_the_parameters_of_the_model(
-    encoder: str, inputs: list[str], hidden: int, layers: int, patch: int
+    encoder: str, inputs: list[str], hidden: int, layers: int, patch: int, fusion: str
 ) -> None:
-    recipe = {"encoder": encoder, "hidden_size": hidden, "num_layers": layers, "patch": patch}
+    recipe = {
+        "encoder": encoder, "hidden_size": hidden, "num_layers": layers, "patch": patch,
+        "fusion": fusion,
+    }  # fmt: skip
     task = task_for({"recipe": recipe, "data": {"inputs": inputs}}, targets=(4, 2))
     arrays = {name: Array(field.shape, "float32") for name, field in task.fields.items()}
     counted = task.recipe.num_parameters(task.spec.data, arrays)
@@ -117,9 +129,10 @@ def test_a_transformer_is_that_of_pytorch() -> None:
     torch.testing.assert_close(model(inputs), forecast)
 
 
+@pytest.mark.parametrize("fusion", ["attention", "block"])
 @pytest.mark.parametrize("encoder", ["lstm", "gru"])
-def test_fused_inputs_are_what_pytorchs_own_modules_make_of_them(encoder: str) -> None:
-    task = task_for(with_encoder(encoder, {"recipe": {"num_layers": 1}}))
+def test_fused_inputs_are_what_pytorchs_own_modules_make_of_them(encoder: str, fusion: str) -> None:
+    task = task_for(with_encoder(encoder, {"recipe": {"num_layers": 1, "fusion": fusion}}))
     model = task.build_model({"features": moments(3), "slow": moments(2)}, {}).eval()
     weights, inputs = model.state_dict(), (torch.randn(5, 12, 3), torch.randn(5, 6, 2))
     kind, states = nn.LSTM if encoder == "lstm" else nn.GRU, []
@@ -143,8 +156,36 @@ def test_fused_inputs_are_what_pytorchs_own_modules_make_of_them(encoder: str) -
     found = (shares @ heads[2]).transpose(1, 2).reshape(5, 8)
     out = model.get_submodule("fusion.attention.out_proj")
     fused = states[0][:, -1] + out(found)
+    if fusion == "block":
+        first, last = (
+            (weights[f"fusion.feed_forward.{i}.weight"], weights[f"fusion.feed_forward.{i}.bias"])
+            for i in (0, 3)
+        )
+        wide = nn.functional.gelu(nn.functional.layer_norm(fused, (8,)) @ first[0].T + first[1])
+        fused = fused + wide @ last[0].T + last[1]
     forecast = fused @ weights["head.weight"].T + weights["head.bias"]
     torch.testing.assert_close(model(*inputs), forecast)
+
+
+def test_a_block_drops_shares_of_its_attention_and_of_what_it_adds() -> None:
+    """Of each by itself, since the other part is nothing here."""
+    fusion = BlockFusion(Sequence(kind="sequence", hidden_size=8, dropout=0.5), 2)
+    states = [torch.randn(5, 4, 8), torch.randn(5, 2, 8)]
+    for zeroed in (fusion.feed_forward[3], fusion.attention.out_proj):
+        kept = {name: one.clone() for name, one in zeroed.named_parameters()}
+        for parameter in zeroed.parameters():
+            nn.init.zeros_(parameter)
+        assert not torch.equal(fusion.train()(states), fusion(states))
+        torch.testing.assert_close(fusion.eval()(states), fusion(states), rtol=0, atol=0)
+        zeroed.load_state_dict(kept)
+    plain = AttentionFusion(Sequence(kind="sequence", hidden_size=8, dropout=0.5), 2).train()
+    assert torch.equal(plain(states), plain(states))
+
+
+def test_a_spec_of_an_earlier_version_is_fused_by_attention_alone() -> None:
+    old = task_for(SEVERAL).spec.model_dump(mode="json")
+    del old["recipe"]["fusion"]
+    assert read_stored(old).recipe.model_dump()["fusion"] == "attention"
 
 
 @pytest.mark.parametrize("encoder", ENCODERS)
@@ -347,6 +388,7 @@ def test_weights_are_carried_to_data_of_other_statistics(frames: Lab) -> None:
     [
         ({"data": {"inputs": ["slow", "features"]}}, r"num_features is \[3, 2\] there"),
         ({"recipe": {"num_heads": 2}}, "num_heads is 4 there and 2 in this run"),
+        ({"recipe": {"fusion": "attention"}}, "fusion is block there and attention in this run"),
     ],
 )
 def test_weights_that_would_mean_something_else_are_not_carried(

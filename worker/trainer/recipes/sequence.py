@@ -141,6 +141,8 @@ class SequenceTask(Task):
         return {
             **self.recipe.model_dump(mode="json"),
             "num_heads": self.recipe.heads if attends else None,
+            # One input is not fused, and checkpoints of earlier versions say attention there.
+            "fusion": self.recipe.fusion if self.is_fused else "attention",
             "inputs": list(names),
             "window": list(windows) if self.is_fused else windows[0],
             "ragged": any(lengths_of(name) in self.fields for name in names),

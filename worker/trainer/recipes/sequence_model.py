@@ -225,13 +225,45 @@ class AttentionFusion(nn.Module):
         self.query_norm, self.norm = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
         self.attention = nn.MultiheadAttention(hidden, recipe.heads, batch_first=True)
 
-    def forward(self, states: list[Tensor]) -> Tensor:
-        """(batch, steps, hidden) of each to (batch, hidden)."""
+    def attended(self, states: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Returns the end of the first timeframe and its attention, (batch, 1, hidden) each."""
         last = states[0][:, -1:]
         told = [one + which for one, which in zip(states, self.timeframe, strict=True)]
         keys = self.norm(torch.cat(told, 1))
         found, _ = self.attention(self.query_norm(last), keys, keys, need_weights=False)
-        return (last + found)[:, 0]  # type: ignore[no-any-return]
+        return last, found
+
+    def forward(self, states: list[Tensor]) -> Tensor:
+        """(batch, steps, hidden) of each to (batch, hidden)."""
+        last, found = self.attended(states)
+        return (last + found)[:, 0]
+
+
+class BlockFusion(AttentionFusion):
+    """The attention in a transformer block: with dropout and a pre-norm feed-forward layer."""
+
+    def __init__(self, recipe: Sequence, timeframes: int) -> None:
+        super().__init__(recipe, timeframes)
+        hidden = recipe.hidden_size
+        self.attention.dropout = recipe.dropout
+        self.dropout = nn.Dropout(recipe.dropout)
+        self.feed_norm = nn.LayerNorm(hidden)
+        self.feed_forward = nn.Sequential(
+            nn.Linear(hidden, 4 * hidden),
+            nn.GELU(),
+            nn.Dropout(recipe.dropout),
+            nn.Linear(4 * hidden, hidden),
+        )
+
+    def forward(self, states: list[Tensor]) -> Tensor:
+        """(batch, steps, hidden) of each to (batch, hidden)."""
+        last, found = self.attended(states)
+        fused = last + self.dropout(found)
+        fused = fused + self.dropout(self.feed_forward(self.feed_norm(fused)))
+        return fused[:, 0]  # type: ignore[no-any-return]
+
+
+FUSIONS = {"attention": AttentionFusion, "block": BlockFusion}
 
 
 class TimeframesModel(Forecaster):
@@ -249,7 +281,7 @@ class TimeframesModel(Forecaster):
         super().__init__()
         each = zip(samples, input_statistics, strict=True)
         self.timeframes = nn.ModuleList(TimeframeEncoder(recipe, *one) for one in each)
-        self.fusion = AttentionFusion(recipe, len(samples))
+        self.fusion = FUSIONS[recipe.fusion](recipe, len(samples))
         self.add_head(recipe, target_shape, target_statistics, past)
 
     def forward(self, *inputs: Tensor) -> Tensor:
