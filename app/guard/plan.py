@@ -1,10 +1,12 @@
 """The one way from a request to a run: layers, schema, rules, and what is fixed at submission."""
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import ValidationError
+from pydantic_core import to_jsonable_python
 
 from app.errors import SpecRejected
 from app.guard.case import Case
@@ -21,7 +23,7 @@ from app.planning.arithmetic import gap_of
 from app.planning.requirements import NOTHING_KNOWN, Requirements
 from app.spec.data import ChronologicalSplit, ChunkedLoader, Data
 from app.spec.issue import MORE, Issue
-from app.spec.layers import Document
+from app.spec.layers import Document, leaves
 from app.spec.recipe import Array, Recipe, Roles
 
 # A fix that may not bring another issue takes that one's fix along, and so on so many times.
@@ -182,26 +184,26 @@ def settle(resolved: Resolved, facts: Facts) -> Resolved:
     pinned = resolved.document
     for place, value in values.items():
         pinned = _with_value(pinned, place.strip("/").split("/"), _as_json(value))
-    sources = {
-        place: {"value": _as_json(value), "source": "guard"} for place, value in values.items()
-    }
     return replace(
         resolved,
         spec=with_values(resolved.spec, values),
         document=pinned,
-        provenance={
-            **{
-                place: entry
-                for place, entry in resolved.provenance.items()
-                if not any(place.startswith(f"{settled}/") for settled in values)
-            },
-            **sources,
-        },
+        provenance=_provenance_with(values, pinned, resolved.provenance),
     )
 
 
-def _as_json(value: object) -> object:
-    return list(value) if isinstance(value, tuple) else value
+def _provenance_with(values: Document, pinned: Document, provenance: Document) -> Document:
+    """Names the guard as the source of the values; what a block keeps also keeps its source."""
+    entries: Document = {}
+    for pointer, leaf in leaves(pinned):
+        before = provenance.get(pointer)
+        is_kept = before is not None and before["value"] == leaf and pointer not in values
+        entries[pointer] = before if is_kept else {"value": leaf, "source": "guard"}
+    return entries
+
+
+def _as_json(value: object) -> Any:
+    return to_jsonable_python(value)
 
 
 def _with_value(document: Document, place: list[str], value: object) -> Document:
@@ -256,7 +258,7 @@ def _is_sound(data: Data) -> bool:
 
 def _settled_recipe(case: Case, provenance: Document) -> Document:
     """Returns the recipe's own fix for each of its defaults that does not fit the arrays, such as a
-    patch that does not divide their windows.
+    patch that does not divide their windows. A fix may be a whole block.
     """
     values: Document = {}
     for _ in range(MOST_FIXES_TOGETHER):
@@ -265,16 +267,32 @@ def _settled_recipe(case: Case, provenance: Document) -> Document:
         except UnknownFact:
             return {}
         fixes = {
-            pointer: tuple(value) if isinstance(value, list) else value
+            pointer: value
             for problem in problems
             for pointer, value in problem.fix.items()
             if pointer.startswith("/recipe/") and _is_default(pointer, provenance)
-            if not isinstance(value, dict)
         }
         if not fixes:
             break
-        values |= fixes
+        try:
+            recipe = _with_fixes(case.with_values(values).spec.recipe, fixes)
+        except ValidationError:
+            break  # the rule tells the problem; no such fix is offered
+        names = {pointer.split("/")[2] for pointer in fixes}
+        values |= {f"/recipe/{name}": getattr(recipe, name) for name in names}
     return values
+
+
+def _with_fixes(recipe: Recipe, fixes: Document) -> Recipe:
+    """The recipe with these values, by JSON Pointer into the spec; ValidationError."""
+    document = recipe.model_dump(mode="json")
+    for pointer, value in fixes.items():
+        *blocks, name = pointer.split("/")[2:]
+        block = document
+        for part in blocks:
+            block[part] = block = dict(block.get(part) or {})
+        block[name] = value
+    return type(recipe).model_validate_json(json.dumps(document))
 
 
 def _is_default(pointer: str, provenance: Document) -> bool:

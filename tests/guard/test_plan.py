@@ -14,11 +14,12 @@ from app.guard.case import Case
 from app.guard.facts import DatasetFacts, Facts, FieldFacts
 from app.guard.plan import RunPlan, make_plan, settle
 from app.guard.resolve import resolve
+from app.recipes.panel_graph import PanelGraph
 from app.spec.availability import UNAVAILABLE
 from app.spec.layers import leaves, overlay
-from app.spec.recipe import Roles
+from app.spec.recipe import Problem, Roles
 from app.spec.stored import read_stored
-from tests.guard.changes import CHUNKED, SORTED
+from tests.guard.changes import CHUNKED, PANEL, PRICES, SORTED
 from tests.guard.world import (
     CATALOG,
     CPU,
@@ -512,6 +513,45 @@ def test_a_default_of_the_recipe_that_does_not_fit_the_arrays_gives_way():
     assert plan.provenance["/recipe/patch"] == {"value": 5, "source": "guard"}
     (error,) = plan_of({"recipe": {"patch": 6}}, facts).errors
     assert error.loc == ["recipe", "patch"]
+
+
+@pytest.mark.parametrize(
+    ("fix", "settled"),
+    [
+        ({"/recipe/graph": {"layers": 3}}, True),
+        ({"/recipe/graph/layers": 3}, True),
+        ({"/recipe/graph": {"layers": "three"}}, False),
+    ],
+    ids=["block", "field", "mistaken"],
+)
+def test_a_fix_of_a_recipe_may_be_a_block(monkeypatch, fix, settled):
+    """A plugin may offer one. What its own schema refuses is told and not done."""
+
+    def problems(recipe, data, arrays):
+        if recipe.graph is None or recipe.graph.layers != 3:
+            yield Problem(("recipe", "graph"), "There are 3 kinds.", "Each takes a layer.", fix)
+
+    monkeypatch.setattr(PanelGraph, "problems", problems)
+    plan = plan_of(PANEL, world(PRICES))
+    assert (plan.errors == []) is settled
+    if settled:
+        recipe = read_stored(plan.require_ok()).recipe
+        assert isinstance(recipe, PanelGraph)
+        assert recipe.graph is not None
+        usual = PanelGraph(kind="panel-graph").graph
+        assert usual is not None
+        assert recipe.graph == usual.model_copy(update={"layers": 3})
+        assert plan.require_ok()["recipe"]["graph"] == recipe.graph.model_dump(mode="json")
+        sources = {
+            place: entry["source"]
+            for place, entry in plan.provenance.items()
+            if place.startswith("/recipe/graph")
+        }
+        assert sources.pop("/recipe/graph/layers") == "guard"
+        assert set(sources.values()) == {"default"}
+    else:
+        (error,) = plan.errors
+        assert (error.message, error.fix) == ("There are 3 kinds.", [])
 
 
 BOARD = {"recipe": {"kind": "board", "stage": "legal", "planes": 18}}
