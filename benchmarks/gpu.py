@@ -380,7 +380,7 @@ def compilation(bench: Bench) -> Found:
             plan = CompilePlan.of(step, opened.spec, opened.data)
             done = compile_step(step, opened.spec, opened.data, opened.preparing)
             plan.keep(done)
-            found[cache] = asdict(done) | {"planned": plan.graphs, "earlier": plan.earlier}
+            found[cache] = asdict(done) | {"shapes": plan.shapes, "earlier": plan.earlier}
             _forget_compiled()
     return found
 

@@ -12,8 +12,9 @@ from stoker.errors import Document
 KINDS = {
     "state": "The run's state changed: `from`, `to`, `reason`, `message`, `intent`.",
     "issue": "The guard found something: `code`, `severity`, `loc`, `message`, `why`, `fix`.",
-    "phase": "The attempt went on to another phase: `phase`. `compiling` also has `graphs`, the "
-    "number by what they compute, and `earlier`, what they took before.",
+    "phase": "The attempt went on to another phase: `phase`. `compiling` also has `shapes`, the "
+    "number of shapes of batches by what is computed of them, and `earlier`: the `graphs` that it "
+    "took before, and their `seconds`.",
     "applied": "What the attempt really uses: `applied`, `environment`.",
     "restored": "It goes on from a checkpoint: `step`, `carry`, `path`; of a script `by_stoker`.",
     "rollback": "With the weights of `from_step`, it continues after `step`, whose loss was not "

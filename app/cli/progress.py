@@ -324,18 +324,19 @@ def _reason_text(reason: object) -> str:
 
 
 def _long_phase_text(data: Document) -> str:
-    """Returns the note of a long phase; for compiling, the graphs and their earlier time."""
-    counts = data.get("graphs")
+    """Returns the note of a long phase; for compiling, what it is for, and its earlier time."""
+    counts = data.get("shapes")
     if not counts:
         return LONG_PHASES[data["phase"]]
     listed = ", ".join(name if n == 1 else f"{n} for the {name}" for name, n in counts.items())
     total = sum(counts.values())
-    text = f"{total} graph{'s' if total > 1 else ''} ({listed})"
+    text = f"for {total} shape{'s' if total > 1 else ''} of batches ({listed})"
     earlier = data.get("earlier")
     if not earlier:
         return f"{text}; no earlier time is known on this machine"
-    took, cache = duration(earlier["seconds"]), CACHES[earlier["cache"]]
-    return f"{text}; took {took} before on this machine, {cache}"
+    took, graphs, cache = duration(earlier["seconds"]), earlier["graphs"], CACHES[earlier["cache"]]
+    built = f"{graphs} graph{'' if graphs == 1 else 's'}"
+    return f"{text}; {built} took {took} before on this machine, {cache}"
 
 
 def _compiled_text(data: Document) -> str | None:

@@ -22,27 +22,28 @@ def test_compiling_is_told_before_and_after(cache, told):
 
 
 @pytest.mark.parametrize(
-    ("graphs", "earlier", "told"),
+    ("shapes", "earlier", "told"),
     [
         (
             {"training step": 1, "smaller last batch": 1, "evaluation": 1},
-            {"seconds": 41.2, "cache": "miss", "graphs": 3},
-            "3 graphs (training step, smaller last batch, evaluation); took 41 s before on this "
-            "machine, nothing was in the cache",
+            {"seconds": 41.2, "cache": "miss", "graphs": 5},
+            "for 3 shapes of batches (training step, smaller last batch, evaluation); 5 graphs "
+            "took 41 s before on this machine, nothing was in the cache",
         ),
         (
             {"training step": 7, "evaluation": 1}, None,
-            "8 graphs (7 for the training step, evaluation); no earlier time is known on this "
-            "machine",
+            "for 8 shapes of batches (7 for the training step, evaluation); no earlier time is "
+            "known on this machine",
         ),
         (
-            {"training step": 1}, None,
-            "1 graph (training step); no earlier time is known on this machine",
+            {"training step": 1}, {"seconds": 2.0, "cache": "hit", "graphs": 1},
+            "for 1 shape of batches (training step); 1 graph took 2 s before on this machine, "
+            "all from the cache",
         ),
     ],
 )  # fmt: skip
-def test_compiling_names_its_graphs_and_what_they_took_before(graphs, earlier, told):
-    note = note_of("phase", {"phase": "compiling", "graphs": graphs, "earlier": earlier})
+def test_compiling_names_its_shapes_and_what_their_graphs_took_before(shapes, earlier, told):
+    note = note_of("phase", {"phase": "compiling", "shapes": shapes, "earlier": earlier})
     assert note == (f"compiling    {told}", "dim")
 
 

@@ -271,7 +271,7 @@ def _compile(
     if spec.runtime.compile.mode == "none":
         return Compilation("none")
     plan = CompilePlan.of(step, spec, data)
-    log.enter("compiling", graphs=plan.graphs, earlier=plan.earlier)
+    log.enter("compiling", shapes=plan.shapes, earlier=plan.earlier)
     with log.clock.part("graph_build"), whole_cache() as emptied:
         if emptied:
             log.warning("compiled_anew", EMPTIED)

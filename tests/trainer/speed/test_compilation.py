@@ -112,9 +112,9 @@ def test_all_is_compiled_before_the_first_step_and_a_resume_ends_with_the_same_b
     assert told["graphs"] == count().graphs == 3
     assert 0 < told["seconds"] <= straight.of_kind("progress")[-1]["phase_seconds"]["graph_build"]
     assert straight.of_kind("warning") == []
-    graphs = {"training step": 1, "smaller last batch": 1, "evaluation": 1}
+    shapes = {"training step": 1, "smaller last batch": 1, "evaluation": 1}
     begun = compiling(straight)
-    assert (begun["graphs"], begun["earlier"]) == (graphs, None)
+    assert (begun["shapes"], begun["earlier"]) == (shapes, None)
     run_dir, before = lab.new_run(), told
     for stop in (StopAtPoll(POLLS + 6), StopAtPoll()):
         forget()
@@ -274,7 +274,7 @@ def test_what_compiling_took_is_known_to_the_next_like_run(
         return CompilePlan.of(small_step(), spec_of({"recipe": recipe, "runtime": runtime}), data)
 
     first = plan()
-    assert first.graphs == {"training step": 1, "smaller last batch": 1, "evaluation": 2}
+    assert first.shapes == {"training step": 1, "smaller last batch": 1, "evaluation": 2}
     assert first.earlier is None
     first.keep(Compilation("default", "miss", 41.2, 5))
     assert plan().earlier == {"seconds": 41.2, "cache": "miss", "graphs": 5}

@@ -57,10 +57,12 @@ class Compilation:
 
 @dataclass(frozen=True)
 class CompilePlan:
-    """The graphs that a run will compile, and what that took a like run before, on this machine."""
+    """What a run will compile for, and what that took a like run before, on this machine."""
 
-    graphs: Mapping[str, int]
-    """One for each shape of a batch, by what it computes. A model may need several of each."""
+    shapes: Mapping[str, int]
+    """Shapes of batches, by what is computed of them. Each takes one graph or more: only compiling
+    tells how many the model is broken into.
+    """
     earlier: Mapping[str, Any] | None
     """`{seconds, cache, graphs}` as `Compilation` has them; None if no like run compiled here."""
     record: Path | None
