@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from app.recipes.encoders import GATES, EncodingRecipe, fitting_patches
+from app.recipes.quantiles import levels_of, quantile_problems
 from app.spec.base import FieldName
 from app.spec.data import Data
 from app.spec.recipe import BACKBONE, Array, Mode, Problem, Roles, past_of_target
@@ -31,8 +32,13 @@ class Sequence(EncodingRecipe):
     carry_hidden: bool | Annotated[tuple[FieldName, ...], Field(min_length=1)] = False
     """Begin each window with the end state of the one before, in lanes: of all inputs, or of the
     named ones; default false."""
-    loss: Literal["mae", "mse", "huber"] = "mae"
-    """Training loss, in standardized target units; default mae."""
+    loss: Literal["mae", "mse", "huber", "quantile"] = "mae"
+    """Training loss, in standardized target units; default mae. quantile: the pinball loss of the
+    levels in quantiles, of which the one nearest 0.5 is the point forecast."""
+    quantiles: Annotated[tuple[float, ...], Field(min_length=1, max_length=99)] | None = None
+    """Levels of the loss quantile, ascending between 0 and 1; default null, which is 0.1, 0.5 and
+    0.9. The metric pinball is the loss in the target's units. The metric coverage is the share of
+    targets within the outermost two levels, nominally their difference."""
     residual: Literal["last", "none"] = "last"
     """The forecast is the target's last known value plus what the model adds; default last, or none
     if the file does not say where the target's past is."""
@@ -44,7 +50,7 @@ class Sequence(EncodingRecipe):
     forecast, for levels that drift; default none."""
 
     shape_fields: ClassVar = (
-        *("encoder", "hidden_size", "num_layers", "num_heads", "patch"),
+        *("encoder", "hidden_size", "num_layers", "num_heads", "patch", "quantiles"),
         *("residual", "highway", "normalize", "fusion"),
     )
     earlier: ClassVar = {
@@ -56,8 +62,18 @@ class Sequence(EncodingRecipe):
     takes_ragged: ClassVar = ("inputs",)
 
     @property
-    def metric_modes(self) -> Mapping[str, Mode]:
-        return {"mae": "min", "mse": "min", "rmse": "min"}
+    def levels(self) -> tuple[float, ...]:
+        """The levels that are forecast; none unless the loss is quantile."""
+        return levels_of(self.loss, self.quantiles)
+
+    @property
+    def metric_modes(self) -> Mapping[str, Mode | None]:
+        modes: dict[str, Mode | None] = {"mae": "min", "mse": "min", "rmse": "min"}
+        return modes | ({"pinball": "min", "coverage": None} if self.levels else {})
+
+    @property
+    def usual_metrics(self) -> tuple[str, ...]:
+        return ("mae", "pinball", "coverage") if self.levels else ("mae",)
 
     @property
     def parameter_groups(self) -> tuple[str, ...]:
@@ -89,6 +105,7 @@ class Sequence(EncodingRecipe):
         yield from self.heads_problems(
             attends=self.uses_attention(data), without=f"One input and the encoder {self.encoder}"
         )
+        yield from quantile_problems(self.loss, self.quantiles)
         yield from self._state_problems(data, arrays)
         windows = {name: arrays[name] for name in data.inputs if name in arrays}
         for position, (name, window) in enumerate(windows.items()):
@@ -202,10 +219,14 @@ class Sequence(EncodingRecipe):
             )
 
     def shape(self, data: Data, arrays: Mapping[str, Array]) -> dict[str, Any]:
-        """How many values a step of each input has, and the shape of each target. How many steps a
-        sample has changes no weights but the positions of a transformer.
+        """How many values a step of each input has, and the shape of each target, with an axis of
+        levels where quantiles are forecast. How many steps a sample has changes no weights but the
+        positions of a transformer.
         """
         shapes = super().shape(data, arrays)
+        if self.levels:
+            targets = {name: [*one, len(self.levels)] for name, one in shapes["targets"].items()}
+            shapes = {**shapes, "targets": targets}
         if self.encoder == "transformer":
             return shapes
         return {**shapes, "inputs": {name: one[1:] for name, one in shapes["inputs"].items()}}
@@ -215,7 +236,8 @@ class Sequence(EncodingRecipe):
         windows = [arrays[name] for name in data.inputs]
         if any(len(window.shape) != 2 for window in windows):
             return None
-        hidden, outputs = self.hidden_size, prod(arrays[data.targets[0]].shape)
+        hidden = self.hidden_size
+        outputs = prod(arrays[data.targets[0]].shape) * max(1, len(self.levels))
         encoders = sum(self.encoder_parameters(*window.shape) for window in windows)
         head = outputs * (hidden + 1 + self.highway)
         if len(windows) == 1:

@@ -109,11 +109,18 @@ class Recipe(SpecModel):
         return ("inputs", "targets")
 
     @property
-    def metric_modes(self) -> Mapping[str, Mode]:
+    def metric_modes(self) -> Mapping[str, Mode | None]:
         """Each metric that an evaluation can give beside the loss, and whether less or more is
-        better. The first is the one that a spec without metrics gets.
+        better. None: neither is, because the metric has a nominal value. Such a metric cannot be a
+        monitor, and is not compared with baselines.
         """
         return {}
+
+    @property
+    def usual_metrics(self) -> tuple[str, ...]:
+        """Returns the metrics of a spec that names none: the first, and the natural one."""
+        natural = () if self.natural_metric is None else (self.natural_metric,)
+        return tuple(dict.fromkeys((*tuple(self.metric_modes)[:1], *natural)))
 
     @property
     def natural_metric(self) -> str | None:

@@ -157,9 +157,8 @@ class RunSpec(SpecModel):
         self.__dict__["data"] = self.data.model_copy(update={"standardize": standardize})
         natural = self.recipe.natural_metric
         if "metrics" not in self.evaluation.model_fields_set:
-            usual = (*tuple(self.recipe.metric_modes)[:1], *((natural,) if natural else ()))
-            metrics = tuple(dict.fromkeys(usual))
-            self.__dict__["evaluation"] = self.evaluation.model_copy(update={"metrics": metrics})
+            usual = {"metrics": self.recipe.usual_metrics}
+            self.__dict__["evaluation"] = self.evaluation.model_copy(update=usual)
         watched = f"val_{natural}" if natural in self.evaluation.metrics else "val_loss"
         for name, block in self.watching().items():
             given = block.model_fields_set
@@ -241,4 +240,4 @@ class RunSpec(SpecModel):
 
     def better_when(self, monitor: str) -> Mode:
         """Whether less or more of a monitored metric is better; of losses less is."""
-        return self.recipe.metric_modes.get(monitor.removeprefix("val_"), "min")
+        return self.recipe.metric_modes.get(monitor.removeprefix("val_")) or "min"

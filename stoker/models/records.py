@@ -304,9 +304,10 @@ class Recipe(Answer):
     version: str
     package: str = Field(description="The installed package that it comes from.")
     parameters: Document = Field(description="JSON Schema of the spec's `recipe` block.")
-    metrics: dict[str, Literal["min", "max"]] | None = Field(
-        description="With default parameters, and which is better; the first is evaluated unless "
-        "others are asked for. Null where parameters have no default."
+    metrics: dict[str, Literal["min", "max"] | None] | None = Field(
+        description="With default parameters, and which is better, or null where the metric has a "
+        "nominal value; the first is evaluated unless others are asked for. Null where parameters "
+        "have no default."
     )
     loss_terms: list[str] | None = Field(description="What `loss_weights` weighs; as for metrics.")
     parameter_groups: list[str] | None = Field(

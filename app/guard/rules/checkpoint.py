@@ -27,13 +27,22 @@ MOST_LEFT_OUT = 0.1
 )
 def unknown_monitor(case: Case) -> Iterator[Finding]:
     """A monitored metric is one that the evaluation computes."""
-    metrics = case.spec.evaluation.metrics
-    computed = ["val_loss", *(f"val_{name}" for name in metrics)]
-    known_metrics = case.spec.recipe.metric_modes
+    metrics, modes = case.spec.evaluation.metrics, case.spec.recipe.metric_modes
+    known_metrics = [name for name, mode in modes.items() if mode is not None]
+    computed = ["val_loss", *(f"val_{name}" for name in metrics if name in known_metrics)]
     could_be = ["val_loss", *(f"val_{name}" for name in known_metrics)]
     for block, watching in case.spec.watching().items():
         monitor = watching.monitor
         if monitor in computed:
+            continue
+        if modes.get(monitor.removeprefix("val_"), "min") is None:
+            yield Finding(
+                (block, "monitor"),
+                f"{monitor} cannot be watched: neither a lower nor a higher one is better.",
+                "It is best at its nominal value, so the weights with the most of it are no better "
+                "than others.",
+                {f"/{block}/monitor": "val_loss"},
+            )
             continue
         meant = closest(monitor, could_be) or "val_loss"
         fix: dict[str, Any] = {} if meant == monitor else {f"/{block}/monitor": meant}

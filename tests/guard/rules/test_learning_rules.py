@@ -248,6 +248,25 @@ def test_a_monitor_that_nobody_computes_is_computed_if_it_can_be(block, monitor,
     assert {op.path: op.value for op in issue.fix} == expected
 
 
+def test_a_metric_with_a_nominal_value_is_not_watched():
+    quantile = {"recipe": {"loss": "quantile"}, "checkpoint": {"monitor": "val_coverage"}}
+    (issue,) = plan_of(quantile).errors
+    assert issue.code == "correctness.unknown_monitor"
+    assert "neither a lower nor a higher one is better" in issue.message
+    assert [(op.path, op.value) for op in issue.fix] == [("/checkpoint/monitor", "val_loss")]
+
+
+def test_a_quantile_spec_measures_coverage_and_takes_no_levels_without_the_loss():
+    spec = plan_of({"recipe": {"loss": "quantile"}}).require_ok()
+    assert spec["evaluation"]["metrics"] == ["mae", "pinball", "coverage"]
+    assert spec["checkpoint"]["monitor"] == "val_loss"
+    (issue,) = plan_of({"recipe": {"quantiles": [0.1, 0.9]}}).errors
+    assert (issue.code, issue.loc) == ("correctness.recipe_does_not_fit", ["recipe", "quantiles"])
+    assert [(op.path, op.value) for op in issue.fix] == [("/recipe/quantiles", None)]
+    (issue,) = plan_of({"recipe": {"loss": "quantile", "quantiles": [0.9, 0.1]}}).errors
+    assert [op.value for op in issue.fix] == [[0.1, 0.9]]
+
+
 def test_what_is_better_follows_from_the_metric():
     plan = plan_of({"early_stopping": {"monitor": "val_mae", "patience": 3}})
     spec = plan.require_ok()

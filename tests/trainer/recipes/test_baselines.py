@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from sklearn.linear_model import LinearRegression, Ridge
 
 from app.lifecycle import Reason
+from app.spec.recipe import Mode
 from tests.trainer.lab import Lab, StopAtPoll, merged
 from tests.trainer.recipes import molecules, panels
 from tests.trainer.recipes.test_board import LEGAL, MOVES, PLAY, positions
@@ -144,7 +145,8 @@ def test_the_best_is_taken_by_the_direction_of_its_metric() -> None:
         ("b", "val_f1", 0.4),
     ]
     each = [{"name": name, "metric": metric, "value": value} for name, metric, value in rows]
-    modes = {"mae": "min", "f1": "max"}
+    modes: dict[str, Mode | None] = {"mae": "min", "f1": "max", "coverage": None}
+    each.append({"name": "a", "metric": "val_coverage", "value": 0.9})
     best = best_of(each, modes)
     assert {metric: one["name"] for metric, one in best.items()} == {"val_mae": "a", "val_f1": "b"}
     assert no_better({"val_mae": 1.5, "val_f1": 0.5}, best, modes) == ""

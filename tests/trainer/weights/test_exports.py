@@ -103,6 +103,24 @@ def test_raw_features_become_raw_targets_for_any_batch(lab: Lab, recipe: dict[st
     assert found["pytorch"]["max_difference"] is None
 
 
+def test_quantile_forecasts_are_exported_with_their_levels(lab: Lab) -> None:
+    levels = [0.05, 0.5, 0.95]
+    outcome = trained(lab, {"recipe": {"loss": "quantile", "quantiles": levels}})
+    order = order_for(lab, outcome, "onnx")
+    made = make_export(order)
+    folder = Path(order["out"])
+    (output,) = made["facts"]["outputs"]
+    assert output == {"name": "targets_quantiles", "dtype": "float32", "shape": ["batch", 4, 3]}
+    assert parse_manifest((folder / "manifest.json").read_bytes())["recipe"]["levels"] == levels
+    with h5py.File(lab.data) as file:
+        (forecasts,) = answers(folder, features=file["features"][:])
+        targets = file["targets"][:]
+    assert (np.diff(forecasts, axis=-1) >= 0).all()
+    held_out = slice(-made["facts"]["samples"], None)
+    mae = np.abs(forecasts[..., 1] - targets)[held_out].mean()
+    assert mae == pytest.approx(outcome.result["last"]["val_mae"], rel=1e-5)
+
+
 def test_a_manifest_names_every_file_with_its_hash(lab: Lab) -> None:
     outcome = trained(lab)
     order = order_for(lab, outcome, "safetensors")

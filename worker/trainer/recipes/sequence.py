@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from app.recipes.quantiles import point_level
 from app.recipes.sequence import Sequence
 from app.spec.recipe import BACKBONE, past_of_target
 from worker.trainer.data.batch import Batch
@@ -23,6 +24,7 @@ from worker.trainer.recipes.base import (
 )
 from worker.trainer.recipes.encoders import exact_for
 from worker.trainer.recipes.fitting import Constant, ridge
+from worker.trainer.recipes.quantiles import Banded, covered, error_quantiles, pinball
 from worker.trainer.recipes.sequence_model import (
     Forecaster,
     SequenceModel,
@@ -149,6 +151,7 @@ class SequenceTask(Task):
             "num_features": list(features) if self.is_fused else features[0],
             "target_shape": list(self.fields[self.target_name].shape),
             "past": None if self.past is None else list(self.past),
+            **({"levels": list(self.recipe.levels)} if self.recipe.levels else {}),
         }
 
     def carried(self, model: nn.Module) -> Mapping[str, Tensor]:
@@ -168,15 +171,28 @@ class SequenceTask(Task):
 
     def baselines(self, samples: TrainingSamples, model: nn.Module) -> Mapping[str, Predictor]:
         """The mean; and where the target's past is known, its last value, that of a season ago, the
-        mean of its last steps, and ridges on its past and on all features.
+        mean of its last steps, and ridges on its past and on all features. Quantile forecasts are
+        compared with these and the quantiles of their errors.
         """
+        points = self._point_baselines(samples)
+        if not self.recipe.levels:
+            return points
+        targets = samples.batch.arrays[self.target_name].double()
+        inputs = [samples.batch.arrays[name] for name in self.spec.data.inputs]
+        levels = torch.tensor(self.recipe.levels, dtype=torch.float64)
+        return {
+            name: Banded(point, error_quantiles(targets - point(*inputs), levels))
+            for name, point in points.items()
+        }
+
+    def _point_baselines(self, samples: TrainingSamples) -> dict[str, Predictor]:
         targets = samples.batch.arrays[self.target_name].double()
         found: dict[str, Predictor] = {"training mean": Constant(targets.mean(0))}
         if samples.past is None:
             return found
         name, feature, seconds = samples.past
         past = samples.batch.arrays[name][:, -MOST_LAGS:, feature].double()
-        flat, shape = targets.flatten(1), targets.shape[1:]
+        flat, shape = targets.reshape(len(targets), -1), targets.shape[1:]
         steps = past.shape[1]
         place = self.spec.data.inputs.index(name)
 
@@ -208,40 +224,61 @@ class SequenceTask(Task):
         return found
 
     def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        error = self._error(model, batch) / model.get_buffer("target_std")
-        return {"loss": _criterion(error.float(), self.recipe.loss)}
+        return {"loss": self._criterion(model, self._error(model, batch))}
 
     def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         error = self._error(model, batch)
-        standardized = error / model.get_buffer("target_std")
-        loss, exact, size = (
-            _criterion(standardized.float(), self.recipe.loss),
-            error.double(),
-            len(error),
-        )
-        return {
-            "loss": loss.double() * size,
-            "absolute": exact.abs().mean() * size,
-            "squared": exact.square().mean() * size,
-        }
+        loss, exact, size = self._criterion(model, error), error.double(), len(error)
+        sums = {"loss": loss.double() * size}
+        if self.recipe.levels:
+            zero, levels = exact.new_zeros(()), model.get_buffer("levels").double()
+            sums["pinball"] = pinball(exact, zero, levels).mean() * size
+            sums["covered"] = covered(exact, zero).double().mean() * size
+            exact = exact[..., point_level(self.recipe.levels)]
+        sums["absolute"] = exact.abs().mean() * size
+        sums["squared"] = exact.square().mean() * size
+        return sums
 
     def exported(self, batch: Batch) -> Exported:
-        """Raw features to forecasts in the target's own units: the model standardizes."""
-        return replace(super().exported(batch), outputs=(self.target_name,))
+        """Raw features to forecasts in the target's own units: the model standardizes.
+
+        Quantile forecasts are (batch, *target_shape, levels); `recipe.levels` of the manifest names
+        the levels.
+        """
+        name = f"{self.target_name}_quantiles" if self.recipe.levels else self.target_name
+        return replace(super().exported(batch), outputs=(name,))
 
     def scores(self, sums: Mapping[str, float], samples: int) -> dict[str, float]:
         mse = sums["squared"] / samples
         metrics = {"mae": sums["absolute"] / samples, "mse": mse, "rmse": math.sqrt(mse)}
+        if self.recipe.levels:
+            metrics["pinball"] = sums["pinball"] / samples
+            metrics["coverage"] = sums["covered"] / samples
         wanted = {name: metrics[name] for name in self.spec.evaluation.metrics}
         return {"loss": sums["loss"] / samples} | wanted
 
+    def _criterion(self, model: nn.Module, error: Tensor) -> Tensor:
+        """The mean over all elements, in standardized units. Every sample has as many elements, so
+        it is the mean over samples too.
+        """
+        error = (error / model.get_buffer("target_std")).float()
+        if self.recipe.levels:
+            return pinball(error, error.new_zeros(()), model.get_buffer("levels")).mean()
+        if self.recipe.loss == "mae":
+            return error.abs().mean()
+        if self.recipe.loss == "mse":
+            return error.square().mean()
+        return functional.huber_loss(error, torch.zeros_like(error))
+
     def _error(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Forecasts minus targets in the target's own units; with an axis of levels, if any."""
         inputs = [batch.arrays[name] for name in self.spec.data.inputs]
         lengths = lengths_of(self.spec.data.inputs[0])
         if lengths in batch.arrays:
             inputs.append(batch.arrays[lengths])
         forecast: Tensor = model(*inputs)
-        return forecast - batch.arrays[self.target_name].to(forecast.dtype)
+        targets = batch.arrays[self.target_name].to(forecast.dtype)
+        return forecast - (targets[..., None] if self.recipe.levels else targets)
 
 
 def _a_season_ago(length: float, seconds: float | None, steps: int, horizon: int) -> Tensor | None:
@@ -292,12 +329,3 @@ class LinearInFeatures(LinearInPast):
         window = inputs[self._place][:, -len(self.weights) :].double()
         change = torch.einsum("nsf,sfo->no", window, self.weights) + self.intercept
         return (window[:, -1, self._feature, None] + change).view(-1, *self._shape)
-
-
-def _criterion(error: Tensor, kind: str) -> Tensor:
-    """Mean over all elements; every sample has as many, so it is the mean over samples too."""
-    if kind == "mae":
-        return error.abs().mean()
-    if kind == "mse":
-        return error.square().mean()
-    return functional.huber_loss(error, torch.zeros_like(error))

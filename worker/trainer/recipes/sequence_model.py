@@ -19,6 +19,7 @@ from worker.trainer.recipes.encoders import (
     precision_of_rnns,
     standardized,
 )
+from worker.trainer.recipes.quantiles import in_order
 
 SMALL_VARIANCE = (
     1e-5  # of a window, next to that of the data: below it, a window counts as constant
@@ -72,6 +73,8 @@ class Forecaster(nn.Module):
     """A linear map of the target's last steps, without a bias: the head has one."""
     target_mean: Tensor
     target_std: Tensor
+    levels: Tensor | None
+    """The levels of quantile forecasts, ascending; None where the forecast is a number a target."""
     carried: nn.ModuleDict
     """A CarriedState of each input whose state is carried on, by the input's number."""
 
@@ -83,13 +86,13 @@ class Forecaster(nn.Module):
         past: tuple[int, int] | None,
     ) -> None:
         """`past`: the number of the input that holds the target's own past, and the feature."""
-        outputs = math.prod(target_shape)
         self.carried = nn.ModuleDict()
-        self.target_shape = target_shape
+        self.output_shape = (*target_shape, len(recipe.levels)) if recipe.levels else target_shape
         self.past = past
         self.adds_last = recipe.residual == "last"
         self.is_normalized = recipe.normalize == "window"
         self.dropout = nn.Dropout(recipe.dropout)
+        outputs = math.prod(self.output_shape)
         self.head = nn.Linear(recipe.hidden_size, outputs)
         self.highway = nn.Linear(recipe.highway, outputs, bias=False) if recipe.highway else None
         if self.adds_last:  # the training starts at the forecast that repeats the last value
@@ -99,6 +102,8 @@ class Forecaster(nn.Module):
                 nn.init.zeros_(self.highway.weight)
         self.register_buffer("target_mean", statistics[0])
         self.register_buffer("target_std", statistics[1])
+        levels = torch.tensor(recipe.levels) if recipe.levels else None
+        self.register_buffer("levels", levels, persistent=False)
 
     def start_at(self, weights: Tensor, intercept: Tensor) -> None:
         """Makes the untrained model give the last value and a linear map of the last steps.
@@ -126,6 +131,8 @@ class Forecaster(nn.Module):
     def forecast(self, last: Tensor, inputs: Seq[Tensor]) -> Tensor:
         """Returns the forecast, (batch, *target_shape), in the type of the target's statistics.
 
+        Quantile forecasts have another axis, of their levels.
+
         `last`: the state, (batch, hidden). `inputs`: the windows as they lie in the file, of which
         the target's own past is read.
         """
@@ -142,7 +149,8 @@ class Forecaster(nn.Module):
                 steps = past[:, -self.highway.in_features :]
                 changes = changes + self.highway(((steps - level) / scale).float())
         changes = changes.to(self.target_mean.dtype)
-        return torch.addcmul(level, changes, scale).view(len(last), *self.target_shape)
+        forecast = torch.addcmul(level, changes, scale).view(len(last), *self.output_shape)
+        return forecast if self.levels is None else in_order(forecast)
 
 
 class SequenceModel(Forecaster):

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from app.spec.recipe import Mode
 from worker.trainer.data.batch import Batches
 from worker.trainer.errors import NothingToScore
 from worker.trainer.recipes.base import Predictor, Task
@@ -94,20 +95,24 @@ def measure_baselines(trainer: Trainer) -> list[Baseline]:
     return scored
 
 
-def best_of(baselines: list[Baseline], modes: Mapping[str, str]) -> dict[str, Baseline]:
+def best_of(baselines: list[Baseline], modes: Mapping[str, Mode | None]) -> dict[str, Baseline]:
     """By metric of the run, the best baseline. `modes`: whether less or more is better, by the name
-    without its part; less is where it has none.
+    without its part. Less is better of a name without a mode; where the mode is None, none is best.
     """
     best: dict[str, Baseline] = {}
     for one in baselines:
         metric = one["metric"]
+        if modes.get(_plain(metric), "min") is None:
+            continue
         sign = -1 if _more_is_better(metric, modes) else 1
         if metric not in best or sign * one["value"] < sign * best[metric]["value"]:
             best[metric] = one
     return best
 
 
-def no_better(result: Scores, best: Mapping[str, Baseline], modes: Mapping[str, str]) -> str:
+def no_better(
+    result: Scores, best: Mapping[str, Baseline], modes: Mapping[str, Mode | None]
+) -> str:
     """Returns a sentence if a score is no better than the best baseline's; else an empty one."""
     for metric, one in best.items():
         if metric not in result:
@@ -121,8 +126,13 @@ def no_better(result: Scores, best: Mapping[str, Baseline], modes: Mapping[str, 
     return ""
 
 
-def _more_is_better(metric: str, modes: Mapping[str, str]) -> bool:
-    return modes.get(metric.partition("_")[2]) == "max"
+def _more_is_better(metric: str, modes: Mapping[str, Mode | None]) -> bool:
+    return modes.get(_plain(metric)) == "max"
+
+
+def _plain(metric: str) -> str:
+    """The name without its part of the data."""
+    return metric.partition("_")[2]
 
 
 def _fitted(trainer: Trainer) -> dict[str, nn.Module]:
