@@ -51,11 +51,14 @@ def with_method(method: str, make: Any) -> type[Task]:
          "has to be a tensor"),
         ("measure", lambda given: given["loss"], "shape (): it has to give a dict of sums"),
         ("measure", lambda given: {}, "gave an empty dict"),
-        ("measure", lambda given: {"loss": given["loss"].expand(4)}, "shape (4,)"),
+        ("measure", lambda given: {"loss": given["loss"].item()}, "for 'loss' a float"),
         ("scores", lambda given: {"loss": given["loss"]}, "gave 'loss' without mae, mse, rmse: it "
          "has to give a dict with a number for each of loss, mae, mse, rmse: the loss, and what "
          "evaluation.metrics asks for of Recipe.metric_modes"),
         ("scores", lambda given: given | {"mae": "small"}, "for 'mae' a str"),
+        ("scores", lambda given: given | {"mae": torch.ones(4)}, "a tensor of shape (4,): it has "
+         "to give a dict with a number for each of loss, mae, mse, rmse. If measure forgot the "
+         ".sum() over its samples, add it there"),
         ("scores", lambda given: given["loss"], "gave a float"),
         ("parameters_json", lambda given: given | {"scale": torch.ones(2)}, "gave what is no JSON "
          "(Object of type Tensor is not JSON serializable): it has to give numbers"),

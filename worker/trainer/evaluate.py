@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable, Iterator
 
-import torch
 from torch.optim.swa_utils import update_bn
 
 from app.lifecycle import Reason
@@ -13,7 +12,7 @@ from worker.trainer.checkpoints.format import TornCheckpoint, load
 from worker.trainer.checkpoints.snapshot import restore_weights
 from worker.trainer.data.batch import Batch, Batches
 from worker.trainer.errors import NothingToScore, TrainerError
-from worker.trainer.recipes.contract import require_sums, scores_of
+from worker.trainer.recipes.sums import Sums
 from worker.trainer.report.report import not_finite
 from worker.trainer.state import Scores, improves
 from worker.trainer.step import ForwardPass
@@ -116,11 +115,11 @@ def measure(trainer: Trainer, part: Batches, phase: str) -> Scores | None:
     """
     log, count = trainer.log, part.plan.epoch_micro_batches
     with log.within(phase, count), log.clock.part("eval"), trainer.step.evaluating():
-        found = _sums(trainer, part.iterate(0))
-    if found is None:
+        sums = _sums(trainer, part.iterate(0))
+    if sums is None:
         return None
     try:
-        scores = scores_of(trainer.task, *found)
+        scores = sums.scores()
     except NothingToScore as error:
         is_cut = phase == "evaluating" and trainer.data.is_cut
         raise NothingToScore(error.what, PARTS[phase], is_cut=is_cut) from None
@@ -145,20 +144,15 @@ def _not_finite(trainer: Trainer, what: str, score: float) -> TrainerError:
     )
 
 
-def _sums(trainer: Trainer, batches: Iterable[Batch]) -> tuple[dict[str, float], int] | None:
-    """What the task measured over all batches, by name, and their samples; None when stopped."""
-    step, names, samples = trainer.step, list[str](), 0
-    sums = torch.zeros((), dtype=torch.float64, device=step.precision.device)
+def _sums(trainer: Trainer, batches: Iterable[Batch]) -> Sums | None:
+    """Returns what the task measured over all batches; None when stopped."""
+    sums = Sums(trainer.task)
     for batch in batches:
         if trainer.stop.requested:
             return None
-        measured = step.measure(batch)
-        require_sums(step.task, measured, names)
-        names, samples = list(measured), samples + batch.size
-        sums = sums + torch.stack(list(measured.values()))
+        sums.add(trainer.step.measure(batch), batch.size)
         trainer.log.evaluated_batch(batch.size)
-    totals = sums.tolist()  # waits for the device
-    return dict(zip(names, totals, strict=True)), samples
+    return sums
 
 
 def _load_best(trainer: Trainer) -> tuple[int, int]:

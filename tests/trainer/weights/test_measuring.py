@@ -105,6 +105,6 @@ def test_sums_that_are_none_are_told_of_the_recipe() -> None:
     part: Any = [Batch({name: torch.ones(2) for name in OUTPUTS}, 2)]
     evaluated = Plain(None, task, Given(), "validation", part, {})  # type: ignore[arg-type]
     with pytest.raises(
-        TrainerError, match=r"Measured\.measure of the recipe odd gave for 'loss' a t"
+        TrainerError, match=r"Measured\.scores of the recipe odd gave for 'loss' a tensor of shape"
     ):
         compare(evaluated, {}, OUTPUTS)

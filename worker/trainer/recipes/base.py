@@ -371,9 +371,11 @@ class Task(ABC):
 
     @abstractmethod
     def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """What `scores` needs of a batch, as sums over its samples: float64 scalars on the device.
+        """What `scores` needs of a batch, as sums over its samples: float64 on the device.
 
-        They are added up over all batches of a part, so that each sample weighs the same.
+        They are added up over all batches of a part, so that each sample weighs the same. A sum is
+        a scalar, or a tensor whose shape is the same for every batch, such as the class counts of
+        `worker.trainer.recipes.auc`.
         """
 
     def exported(self, batch: Batch) -> Exported:
@@ -395,8 +397,9 @@ class Task(ABC):
         return Exported({name: batch.arrays[name] for name in (*named, *others)})
 
     @abstractmethod
-    def scores(self, sums: Mapping[str, float], samples: int) -> dict[str, float]:
-        """`loss` and the metrics of the spec, from the sums of `measure` over a whole part.
+    def scores(self, sums: Mapping[str, Any], samples: int) -> dict[str, float]:
+        """`loss` and the metrics of the spec, from the sums of `measure` over a whole part: a float
+        for each scalar, a float64 tensor on the CPU for each other one.
 
         Raises `worker.trainer.errors.NothingToScore` where the part has nothing that they could be
         of, such as masked targets alone.

@@ -7,12 +7,15 @@ import inspect
 import json
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from types import MappingProxyType
 
-from torch import Tensor, nn
+from torch import Size, Tensor, nn
 
 from app.lifecycle import Reason
 from worker.trainer.errors import TrainerError
 from worker.trainer.recipes.base import Statistics, Tables, Task, WeightedLoss
+
+NO_SHAPES: Mapping[str, Size] = MappingProxyType({})
 
 
 def require_terms(task: Task, loss: object, names: Collection[str]) -> None:
@@ -47,20 +50,26 @@ def require_gradient(task: Task, loss: Tensor) -> None:
         )  # fmt: skip
 
 
-def require_sums(task: Task, sums: object, before: Iterable[str] = ()) -> None:
-    """TrainerError unless `measure` gave tensors of one number, by the same names as `before`."""
-    wanted = "it has to give a dict of sums over the batch's samples, a tensor of one number each"
+def require_sums(task: Task, sums: object, before: Mapping[str, Size] = NO_SHAPES) -> None:
+    """TrainerError unless `measure` gave tensors, of the names and shapes of `before` if it has
+    some.
+    """
+    wanted = "it has to give a dict of sums over the batch's samples, a tensor each"
     if not isinstance(sums, Mapping) or not sums:
         raise _broken(task, "measure", _described(sums), wanted)
     for name, one in sums.items():
-        if not isinstance(one, Tensor) or one.ndim:
+        if not isinstance(one, Tensor):
             raise _broken(task, "measure", f"for {name!r} {_described(one)}", f"{wanted} (.sum())")
-    if (names := list(before)) and names != list(sums):
-        given = f"{', '.join(sums)} of one batch, and {', '.join(names)} of another"
+        if before and one.shape != before.get(name, one.shape):
+            given = f"for {name!r} {_described(one)}, and one of {tuple(before[name])} before"
+            raise _broken(task, "measure", given, "a sum over samples (.sum(), .sum(0)) has the "
+                          "same shape for every batch")  # fmt: skip
+    if before and list(before) != list(sums):
+        given = f"{', '.join(sums)} of one batch, and {', '.join(before)} of another"
         raise _broken(task, "measure", given, "it has to give the same names each time")
 
 
-def scores_of(task: Task, sums: Mapping[str, float], samples: int) -> dict[str, float]:
+def scores_of(task: Task, sums: Mapping[str, float | Tensor], samples: int) -> dict[str, float]:
     """Those of `Task.scores`. TrainerError unless it gave the loss and each metric as a number."""
     scores: object = task.scores(sums, samples)
     names = ("loss", *task.spec.evaluation.metrics)
@@ -73,6 +82,9 @@ def scores_of(task: Task, sums: Mapping[str, float], samples: int) -> dict[str, 
         raise _broken(task, "scores", given, advice)
     numbers = {}
     for name, score in scores.items():
+        if isinstance(score, Tensor) and score.numel() != 1:
+            advice = f"{wanted}. If measure forgot the .sum() over its samples, add it there"
+            raise _broken(task, "scores", f"for {name!r} {_described(score)}", advice)
         try:
             numbers[name] = float(score)
         except (TypeError, ValueError):

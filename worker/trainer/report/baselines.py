@@ -15,8 +15,8 @@ from app.spec.recipe import Mode
 from worker.trainer.data.batch import Batches
 from worker.trainer.errors import NothingToScore
 from worker.trainer.recipes.base import Predictor, Task
-from worker.trainer.recipes.contract import scores_of
 from worker.trainer.recipes.fitting import training_samples
+from worker.trainer.recipes.sums import Sums
 from worker.trainer.state import Scores
 from worker.trainer.trainer import Trainer
 
@@ -154,31 +154,26 @@ def _scored(
 ) -> list[Baseline]:
     """The same rows and the same `measure` as an evaluation of the model."""
     task, log = trainer.task, trainer.log
-    sums: dict[str, dict[str, Tensor]] = {name: {} for name in stand_ins}
-    samples = 0
+    sums = {name: Sums(task) for name in stand_ins}
     phase = log.within("evaluating", part.plan.epoch_micro_batches)
     with torch.inference_mode(), phase, log.clock.part("eval"):
         for batch in part.iterate(0):
             batch = trainer.step.with_tables(batch)
-            samples += batch.size
             for name, stand_in in stand_ins.items():
-                for key, value in task.measure(stand_in, batch).items():
-                    before = sums[name].get(key)
-                    sums[name][key] = value if before is None else before + value
+                sums[name].add(task.measure(stand_in, batch), batch.size)
             log.visited_batch()
             clock.check()
     return [
         {"name": name, "metric": f"{prefix}_{metric}", "value": value}
         for name, each in sums.items()
-        for metric, value in _scores(trainer, each, samples).items()
+        for metric, value in _scores(trainer, each).items()
     ]
 
 
-def _scores(trainer: Trainer, sums: Mapping[str, Tensor], samples: int) -> Scores:
+def _scores(trainer: Trainer, sums: Sums) -> Scores:
     """The run's metrics, or the loss where it has none. Waits for the device."""
-    totals = {key: float(value) for key, value in sums.items()}
     try:
-        scores = scores_of(trainer.task, totals, samples)
+        scores = sums.scores()
     except NothingToScore:
         return Scores()  # the run's own evaluation has said why
     wanted = trainer.spec.evaluation.metrics or ("loss",)

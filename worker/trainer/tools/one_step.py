@@ -20,7 +20,7 @@ from worker.trainer.data.source import Field, at_full_length
 from worker.trainer.device import choose_precision, configure_torch, open_device
 from worker.trainer.failure import explain
 from worker.trainer.recipes import task_of
-from worker.trainer.recipes.contract import require_sums
+from worker.trainer.recipes.sums import Sums
 from worker.trainer.report.memory import MemoryMeter, host_free_bytes
 from worker.trainer.step import Precision, TrainingStep
 
@@ -139,10 +139,9 @@ class _Probe:
         self.phase, self.batch_size = "evaluating", size
         self._meter.forget_peak()
         with step.evaluating():
-            measured = step.measure(self._largest(step, size))
-            require_sums(step.task, measured)
-            for total in measured.values():
-                total.item()  # waits for the device
+            sums = Sums(step.task)
+            sums.add(step.measure(self._largest(step, size)), size)
+            sums.totals()  # waits for the device
         return self._meter.peak_bytes()
 
 

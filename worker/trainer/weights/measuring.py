@@ -12,7 +12,7 @@ from torch import Tensor
 from app.lifecycle import Reason
 from worker.trainer.data.batch import Batch
 from worker.trainer.errors import TrainerError
-from worker.trainer.recipes.contract import require_sums, scores_of
+from worker.trainer.recipes.sums import Sums
 from worker.trainer.weights.evaluated import Evaluated, Forward, in_place_of, tensors_of
 
 Run = Callable[..., list[Tensor]]
@@ -22,20 +22,14 @@ PYTORCH = "pytorch"
 TOLERANCE = 1e-3
 
 
-class _Sums:
+class _Outcome:
     """What one model gave over all batches; of each output its largest difference from PyTorch's,
     and the largest finite value of that.
     """
 
-    def __init__(self) -> None:
-        self.sums: dict[str, Tensor] = {}
-        self.samples = 0
+    def __init__(self, sums: Sums) -> None:
+        self.sums = sums
         self.differences = self.largest = torch.zeros(1, dtype=torch.float64)
-
-    def add(self, measured: Mapping[str, Tensor], size: int) -> None:
-        self.samples += size
-        for name, one in measured.items():
-            self.sums[name] = self.sums.get(name, 0) + one.double()
 
     def compare(self, given: Sequence[Tensor], own: Sequence[Tensor]) -> None:
         """Take in a batch's outputs: PyTorch's, and this model's."""
@@ -52,14 +46,14 @@ def compare(
     many samples there were. Nothing of the data is kept: each batch goes through all. `outputs`:
     what these are called. TrainerError where a score is not finite, or an output another's.
     """
-    found = {name: _Sums() for name in (PYTORCH, *runs)}
+    found = {name: _Outcome(Sums(evaluated.task)) for name in (PYTORCH, *runs)}
     with torch.inference_mode():
         for batch in evaluated.batches():
             answers = _Answers(evaluated.model.forward)
-            found[PYTORCH].add(_measured(evaluated, batch, answers.by_model), batch.size)
+            found[PYTORCH].sums.add(_measured(evaluated, batch, answers.by_model), batch.size)
             for name, run in runs.items():
                 answers.run = run
-                found[name].add(_measured(evaluated, batch, answers.by_run), batch.size)
+                found[name].sums.add(_measured(evaluated, batch, answers.by_run), batch.size)
                 found[name].compare(answers.given, answers.own)
     told = []
     for name, one in found.items():
@@ -68,10 +62,10 @@ def compare(
         apart = None if name == PYTORCH else float(one.differences.max())
         scores = _scores(evaluated, name, one)
         told.append({"model": name, "scores": scores, "max_difference": apart})
-    return told, found[PYTORCH].samples
+    return told, found[PYTORCH].sums.samples
 
 
-def _require_same(name: str, found: _Sums, outputs: Sequence[str]) -> None:
+def _require_same(name: str, found: _Outcome, outputs: Sequence[str]) -> None:
     """The ONNX file computes what PyTorch does; of int8 the scores say how far it does."""
     pairs = zip(found.differences.tolist(), found.largest.tolist(), strict=True)
     for output, (apart, largest) in zip(outputs, pairs, strict=True):
@@ -89,14 +83,11 @@ def _require_same(name: str, found: _Sums, outputs: Sequence[str]) -> None:
 
 def _measured(evaluated: Evaluated, batch: Batch, forward: Forward) -> Mapping[str, Tensor]:
     with evaluated.called_as(forward):
-        sums = evaluated.task.measure(evaluated.model, batch)
-    require_sums(evaluated.task, sums)
-    return sums
+        return evaluated.task.measure(evaluated.model, batch)
 
 
-def _scores(evaluated: Evaluated, model: str, found: _Sums) -> dict[str, float]:
-    sums = {name: one.item() for name, one in found.sums.items()}
-    scores = scores_of(evaluated.task, sums, found.samples)
+def _scores(evaluated: Evaluated, model: str, found: _Outcome) -> dict[str, float]:
+    scores = found.sums.scores()
     if broken := [name for name, score in scores.items() if not math.isfinite(score)]:
         whose = "the checkpoint's model" if model == PYTORCH else f"the {model.upper()} file"
         advice = "Choose another checkpoint" if model == PYTORCH else "Export it as safetensors"
