@@ -16,9 +16,9 @@ from app.spec.recipe import BACKBONE, Array, Mode, Problem, Roles, past_of_targe
 class Sequence(EncodingRecipe):
     """Direct multi-horizon forecasts from windows: patches → an encoder each → linear head.
 
-    Where the target's own past is known, the head and a linear map of the past correct its last
-    value (Lai et al., LSTNet, 2018). `normalize` is RevIN (Kim et al., 2022) without its affine
-    map, which the layers around it can learn.
+    Where the target's own past is known, the head and a linear map of the last steps correct its
+    last value (Lai et al., LSTNet, 2018). `normalize` is RevIN (Kim et al., 2022) without its
+    affine map, which the layers around it can learn.
 
     Several inputs, such as bars of 1, 5 and 60 minutes, are fused by attention: the end of the
     first one asks all steps of all. A feed-forward layer follows.
@@ -42,9 +42,10 @@ class Sequence(EncodingRecipe):
     residual: Literal["last", "none"] = "last"
     """The forecast is the target's last known value plus what the model adds; default last, or none
     if the file does not say where the target's past is."""
-    highway: Annotated[int, Field(ge=0, le=4_096)] = 48
-    """Time steps of the target's own past that a linear map adds to the forecast; default 48, at
-    most the window, or 0 if the file does not say where the target's past is."""
+    highway: Annotated[int, Field(ge=0, le=4_096)] = 24
+    """Last time steps, with all features, of which a linear map is added to the forecast; default
+    24, at most the window, or 0 if the file does not say where the target's past is. With residual
+    last it starts at a ridge regression, and is trained along."""
     normalize: Literal["none", "window"] = "none"
     """`window` subtracts each window's mean, divides by its deviation, and undoes both in the
     forecast, for levels that drift; default none."""
@@ -191,6 +192,11 @@ class Sequence(EncodingRecipe):
             {"/recipe/patch": max(p for p in fitting if p <= self.patch)},
         )
 
+    @property
+    def uses_past(self) -> bool:
+        """True if an option reads the target's own past."""
+        return self.residual == "last" or self.highway > 0 or self.normalize == "window"
+
     def _past_problems(self, data: Data, arrays: Mapping[str, Array]) -> Iterator[Problem]:
         """Yields what is wrong with options that need the target's own past."""
         past = past_of_target(data, arrays)
@@ -224,6 +230,9 @@ class Sequence(EncodingRecipe):
         positions of a transformer.
         """
         shapes = super().shape(data, arrays)
+        if self.uses_past:
+            past = past_of_target(data, arrays)
+            shapes["past"] = None if past is None else list(past)
         if self.levels:
             targets = {name: [*one, len(self.levels)] for name, one in shapes["targets"].items()}
             shapes = {**shapes, "targets": targets}
@@ -239,7 +248,9 @@ class Sequence(EncodingRecipe):
         hidden = self.hidden_size
         outputs = prod(arrays[data.targets[0]].shape) * max(1, len(self.levels))
         encoders = sum(self.encoder_parameters(*window.shape) for window in windows)
-        head = outputs * (hidden + 1 + self.highway)
+        past = past_of_target(data, arrays)
+        linear = self.highway * arrays[past[0]].shape[1] if past is not None else 0
+        head = outputs * (hidden + 1 + linear)
         if len(windows) == 1:
             return encoders + head
         # Which frame a state is of, two norms, and the attention's four matrices with biases.

@@ -20,7 +20,7 @@ CONTRACT = {
     "recipe": {
         "kind": "sequence", "version": "1", "encoder": "lstm", "fusion": "block",
         "quantiles": None,
-        "residual": "last", "highway": 48, "normalize": "none",
+        "residual": "last", "highway": 24, "normalize": "none",
         "hidden_size": 64, "num_layers": 1, "num_heads": None, "patch": 6, "dropout": 0.0,
         "carry_hidden": False, "loss": "mae",
     },

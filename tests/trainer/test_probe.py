@@ -27,7 +27,8 @@ RAGGED = {**FIELDS, "features": {"shape": [25, 3], "dtype": "float32", "ragged":
 def probe(
     *, data_bytes: int | None = None, path: str = "", batch: int = 16, fields=FIELDS, **recipe
 ):
-    request = {"recipe": {"kind": "sequence", "patch": 4, **recipe}, "data": {"dataset": "waves"}}
+    recipe = {"kind": "sequence", "patch": 4, "residual": "none", "highway": 0, **recipe}
+    request = {"recipe": recipe, "data": {"dataset": "waves"}}
     return measured(request, batch, fields, path=path, data_bytes=data_bytes)
 
 

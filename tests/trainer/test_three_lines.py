@@ -172,7 +172,7 @@ def test_forecasts_start_from_the_targets_past_where_the_file_names_it(tmp_path:
     converted_windows(unnamed)
 
     recipe = planned(SEQUENCE, named).require_ok()["recipe"]
-    assert (recipe["residual"], recipe["highway"]) == ("last", 48)
+    assert (recipe["residual"], recipe["highway"]) == ("last", 24)
     recipe = planned(SEQUENCE, unnamed).require_ok()["recipe"]
     assert (recipe["residual"], recipe["highway"]) == ("none", 0)
 

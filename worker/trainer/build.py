@@ -27,7 +27,6 @@ from worker.trainer.checkpoints.rollback import go_past
 from worker.trainer.checkpoints.saver import CheckpointSaver
 from worker.trainer.checkpoints.snapshot import carry_weights, restore
 from worker.trainer.data.dataset import DataSet, open_data
-from worker.trainer.data.statistics import Moments
 from worker.trainer.device import (
     attention_kernels,
     choose_precision,
@@ -45,6 +44,7 @@ from worker.trainer.recipes.base import (
     Statistics,
     Tables,
     Task,
+    TrainingSamples,
     grouped_parameters,
     undecayed_parameters,
 )
@@ -97,7 +97,8 @@ def prepare(
     task = kind.for_run(spec, data.fields)
     statistics = _statistics(data, task, start, preparing)
     tables = prepared_tables(task, attempt, data, preparing)
-    step = build_step(spec, task, statistics, precision, start, tables, attempt.rung)
+    samples = _samples(data, task, start, tables)
+    step = build_step(spec, task, statistics, precision, start, tables, attempt.rung, samples)
     first = _first_weights(step, start)
     state = restore(step, start.snapshot) if start and start.is_full else TrainState()
     lost = _judged(state, spec, data)
@@ -145,14 +146,19 @@ def _open_data(
 def _statistics(data: DataSet, task: Task, start: Start | None, preparing: Preparing) -> Statistics:
     # A checkpoint brings the statistics it was trained with; reading the data again for others
     # would only take time.
-    if start and start.is_full:
+    if (start and start.is_full) or not task.standardized:
         return {}
-    statistics = dict[str, Moments]()
-    if task.standardized:
-        statistics |= data.statistics(task.standardized, preparing)
-    if type(task).fit is not Task.fit:
-        statistics |= task.fit(training_samples(data, {}))
-    return statistics
+    return data.statistics(task.standardized, preparing)
+
+
+def _samples(
+    data: DataSet, task: Task, start: Start | None, tables: Tables
+) -> TrainingSamples | None:
+    """Returns the samples that the recipe fits its model on; None if it fits none, or if a
+    checkpoint brings the model.
+    """
+    fits = type(task).fit is not Task.fit and not (start and start.is_full)
+    return training_samples(data, tables) if fits else None
 
 
 def _first_weights(step: TrainingStep, start: Start | None) -> InitialWeights | None:
@@ -241,12 +247,17 @@ def build_step(
     start: Start | None = None,
     tables: Tables = NO_TABLES,
     rung: Rung = NO_RUNG,
+    samples: TrainingSamples | None = None,
 ) -> TrainingStep:
     """The model on its device, with new weights or those of `start`, and its optimizer. `tables`:
-    what the recipe has prepared.
+    what the recipe has prepared. `samples`: what the recipe fits new weights on; None: it does not.
     """
     seed_everything(spec.training.seed)
-    model = model_of(task, statistics, tables).to(precision.device)
+    model = model_of(task, statistics, tables)
+    if samples is not None:
+        with torch.no_grad():
+            task.fit(model, samples)
+    model.to(precision.device)
     if start is not None and start.candidate.carry == "weights":
         carry_weights(model, task, start.snapshot)
     if spec.runtime.activation_checkpointing or rung.activation_checkpointing:

@@ -59,10 +59,22 @@ class Trained:
         return replace(self, patch=patch, fields={**self.fields, **fields})
 
 
+def past(feature: int) -> Field:
+    """Windows whose feature of this number is the target's past."""
+    return replace(field("f4", 12, 3), target_feature=feature)
+
+
 SEQUENCE = Trained(
     {"recipe": {"kind": "sequence", "encoder": "gru", "hidden_size": 8, "patch": 3}},
-    {"features": field("f4", 12, 3), "targets": field("f4", 4)},
+    {"features": past(0), "targets": field("f4", 4)},
 )
+PAST: list[tuple[dict[str, Any], dict[str, Field]]] = [
+    ({"residual": "last"}, {}),
+    ({"highway": 6}, {}),
+    ({"normalize": "window"}, {}),
+    ({"residual": "last"}, {"features": past(1)}),
+    ({"loss": "quantile", "quantiles": [0.2, 0.8]}, {}),
+]
 TIMEFRAMES = Trained(
     {**SEQUENCE.patch, "data": {"inputs": ["features", "slow"]}},
     {**SEQUENCE.fields, "slow": field("f4", 6, 2)},
@@ -131,6 +143,8 @@ CHANGES: dict[str, tuple[Trained, list[Change]]] = {
             *ENCODED,
             ({"carry_hidden": True}, {}),
             ({"fusion": "attention"}, {}),
+            *PAST,
+            ({}, {"features": past(1)}),
             ({"encoder": "transformer", "num_heads": 2}, {}),
             ({}, {"features": field("f4", 24, 3)}),
             ({}, {"features": field("f4", 12, 9)}),
@@ -145,6 +159,8 @@ CHANGES: dict[str, tuple[Trained, list[Change]]] = {
             ({"num_heads": 2}, {}),
             ({"carry_hidden": ["slow"]}, {}),
             ({"fusion": "attention"}, {}),
+            *PAST,
+            ({}, {"features": past(1)}),
             ({}, {"features": field("f4", 24, 3), "slow": field("f4", 12, 2)}),
             ({}, {"slow": field("f4", 6, 3)}),
         ],
@@ -217,6 +233,16 @@ def test_what_the_guard_lets_a_restart_carry_the_trainer_takes(name: str) -> Non
     recipe_fields = set(RECIPES[before["recipe"]["kind"]].model_fields) - {"kind", "version"}
     named = {one for recipe, _ in changes for one in recipe} | ELSEWHERE.get(name, set())
     assert named >= recipe_fields - ({"num_heads"} if name == "sequence" else set())
+
+
+def test_weights_that_read_another_past_are_not_carried() -> None:
+    parent = SEQUENCE.changed({"residual": "last"}, {})
+    child = parent.changed({}, {"features": past(1)})
+    before, after = (one.spec.model_dump(mode="json") for one in (parent, child))
+    assert carry_between(before, after, ("waves",), (parent.shape, child.shape)).kind == "scratch"
+    manifest = json.loads(json.dumps(parent.task.parameters_json()))
+    [told] = matching.of_the_recipe(child.task, {"recipe": manifest})
+    assert told == "past is [0, 0] there and [0, 1] in this run"
 
 
 def test_horizons_of_other_lengths_are_other_forecasts() -> None:

@@ -86,6 +86,7 @@ class TestTheModel:
             "targets": Field((HORIZON,), np.dtype("float32")),
         }
         recipe = {"kind": "sequence", "hidden_size": 8, "patch": patch}
+        recipe |= {"residual": "none", "highway": 0}
         data = {"dataset": "waves", **RAGGED["data"]}
         spec = RunSpec.model_validate({"recipe": recipe, "data": data}, strict=False)
         torch.manual_seed(patch)

@@ -256,11 +256,10 @@ class Task(ABC):
     def standardized(self) -> tuple[str, ...]:
         """The fields whose statistics `build_model` wants."""
 
-    def fit(self, samples: TrainingSamples) -> Statistics:
-        """Returns further statistics for `build_model`, such as weights in closed form to start
-        from. Runs before the first step, so it should take a second at most.
+    def fit(self, model: nn.Module, samples: TrainingSamples) -> None:  # noqa: B027
+        """Sets the parameters and buffers of the new `model` that have a closed form, such as those
+        of a linear map. Runs on the CPU before the first step, so it should take a second at most.
         """
-        return {}
 
     def prepare(self, data: TrainingData) -> Tables:
         """Tensors that follow from the data alone, such as graphs and vocabularies: what batches

@@ -23,18 +23,17 @@ from worker.trainer.recipes.base import (
     TrainingSamples,
 )
 from worker.trainer.recipes.encoders import exact_for
-from worker.trainer.recipes.fitting import Constant, ridge
+from worker.trainer.recipes.fitting import MOST_COLUMNS, Constant, ridge
 from worker.trainer.recipes.quantiles import Banded, covered, error_quantiles, pinball
 from worker.trainer.recipes.sequence_model import (
     Forecaster,
+    Past,
     SequenceModel,
     TimeframesModel,
 )
 
 # Steps of the past that a baseline looks at, the last ones.
 MOST_LAGS = 512
-# The entry of the statistics that has the weights and the intercept that a highway starts from.
-HIGHWAY = "highway"
 SEASONS = {"day": 86_400.0, "week": 604_800.0}  # seconds
 
 
@@ -68,29 +67,22 @@ class SequenceTask(Task):
             *((self.target_name,) if wanted.targets is True else ()),
         )
 
-    def fit(self, samples: TrainingSamples) -> Statistics:
-        """Returns, for forecasts that add to the last value, the root mean square of the target's
-        distance from it, and a ridge on the target's last steps for the highway to start from.
+    def fit(self, model: nn.Module, samples: TrainingSamples) -> None:
+        """Scales the forecast by the target's distance from its last value, and starts the highway
+        at a ridge.
         """
-        if self.recipe.residual == "none" or samples.past is None:
-            return {}
-        name, feature, _ = samples.past
-        past = samples.batch.arrays[name][:, :, feature].double()
-        changes = samples.batch.arrays[self.target_name].double().flatten(1) - past[:, -1:]
-        found = dict[str, tuple[Tensor, Tensor]]()
+        if self.recipe.residual == "none" or not isinstance(model, Forecaster):
+            return  # A task derived from this one may build a model of its own.
+        targets = samples.batch.arrays[self.target_name].flatten(1)
+        windows = samples.batch.arrays[self.spec.data.inputs[model.past_input]]
         if self.target_name in self.standardized:
-            scale = changes.square().mean().sqrt()
-            found[self.target_name] = scale.new_zeros(()), torch.where(scale > 0, scale, 1.0)
-        if self.recipe.highway:
-            steps = past[:, -self.recipe.highway :] - past[:, -1:]
-            fitted = ridge(steps[..., None], changes)
-            found[HIGHWAY] = fitted.weights[:, 0], fitted.intercept
-        return found
+            model.fit_scale(windows, targets)
+        if model.highway is not None and windows.shape[2] <= MOST_COLUMNS:
+            fitted = ridge(*model.highway_problem(windows, targets))
+            model.start_at(fitted.weights, fitted.intercept)
 
     def build_model(self, statistics: Statistics, tables: Tables) -> nn.Module:
         model = self._new_model(statistics)
-        if HIGHWAY in statistics:
-            model.start_at(*statistics[HIGHWAY])
         data = self.spec.data
         numbers = [data.inputs.index(name) for name in self.recipe.carried_inputs(data)]
         model.carry(self.recipe, self.spec.training.batch_size, numbers)
@@ -110,12 +102,13 @@ class SequenceTask(Task):
         return SequenceModel(self.recipe, samples[0], target[0], inputs[0], target[1], self.past)
 
     @property
-    def past(self) -> tuple[int, int] | None:
-        """The number of the input that holds the target's own past, and which of its features that
-        is; None if the file does not say so.
-        """
+    def past(self) -> Past | None:
+        """Where the target's own past is; None if the file does not say so."""
         found = past_of_target(self.spec.data, arrays_of(self.fields))
-        return None if found is None else (self.spec.data.inputs.index(found[0]), found[1])
+        if found is None:
+            return None
+        name, feature = found
+        return Past(self.spec.data.inputs.index(name), feature, self._sample(name)[1])
 
     def _sample(self, name: str) -> tuple[int, int]:
         """Time steps and features of an input."""
@@ -150,7 +143,7 @@ class SequenceTask(Task):
             "ragged": any(lengths_of(name) in self.fields for name in names),
             "num_features": list(features) if self.is_fused else features[0],
             "target_shape": list(self.fields[self.target_name].shape),
-            "past": None if self.past is None else list(self.past),
+            "past": list(self.past[:2]) if self.recipe.uses_past and self.past else None,
             **({"levels": list(self.recipe.levels)} if self.recipe.levels else {}),
         }
 
@@ -218,6 +211,8 @@ class SequenceTask(Task):
             padded = flat.new_zeros(steps, flat.shape[1])
             padded[-len(weights) :] = weights
             found[f"ridge on the last {len(weights)} values"] = linear(padded, own.intercept)
+        if samples.batch.arrays[name].shape[2] > MOST_COLUMNS:
+            return found
         every = ridge(samples.batch.arrays[name], flat - last)
         added = f"ridge on all features of the last {every.steps} steps"
         found[added] = LinearInFeatures(place, feature, every.weights, every.intercept, shape)

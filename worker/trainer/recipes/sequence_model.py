@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from typing import ClassVar, cast
+from typing import ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,17 @@ from worker.trainer.recipes.quantiles import in_order
 SMALL_VARIANCE = (
     1e-5  # of a window, next to that of the data: below it, a window counts as constant
 )
+
+
+class Past(NamedTuple):
+    """Where a model finds its target's own past."""
+
+    input: int
+    """The number of the input, whose windows end where the forecast begins."""
+    feature: int
+    """Which of the input's features it is."""
+    features: int
+    """How many features that input has."""
 
 
 class CarriedState(nn.Module):
@@ -70,7 +81,11 @@ class Forecaster(nn.Module):
     dropout: nn.Dropout
     head: nn.Linear
     highway: nn.Linear | None
-    """A linear map of the target's last steps, without a bias: the head has one."""
+    """A linear map of the last steps of the input that holds the target's past: all features, one
+    step behind another. It has no bias, since the head has one.
+    """
+    is_target: Tensor
+    """(features,) of that input: true for the target's own past."""
     target_mean: Tensor
     target_std: Tensor
     levels: Tensor | None
@@ -83,9 +98,8 @@ class Forecaster(nn.Module):
         recipe: Sequence,
         target_shape: tuple[int, ...],
         statistics: Moments,
-        past: tuple[int, int] | None,
+        past: Past | None,
     ) -> None:
-        """`past`: the number of the input that holds the target's own past, and the feature."""
         self.carried = nn.ModuleDict()
         self.output_shape = (*target_shape, len(recipe.levels)) if recipe.levels else target_shape
         self.past = past
@@ -94,7 +108,12 @@ class Forecaster(nn.Module):
         self.dropout = nn.Dropout(recipe.dropout)
         outputs = math.prod(self.output_shape)
         self.head = nn.Linear(recipe.hidden_size, outputs)
-        self.highway = nn.Linear(recipe.highway, outputs, bias=False) if recipe.highway else None
+        self.highway = None
+        if past is not None and recipe.highway:
+            self.highway_steps = recipe.highway
+            self.highway = nn.Linear(recipe.highway * past.features, outputs, bias=False)
+            is_target = torch.arange(past.features) == past.feature
+            self.register_buffer("is_target", is_target, persistent=False)
         if self.adds_last:  # the training starts at the forecast that repeats the last value
             nn.init.zeros_(self.head.weight)
             nn.init.zeros_(self.head.bias)
@@ -105,17 +124,46 @@ class Forecaster(nn.Module):
         levels = torch.tensor(recipe.levels) if recipe.levels else None
         self.register_buffer("levels", levels, persistent=False)
 
-    def start_at(self, weights: Tensor, intercept: Tensor) -> None:
-        """Makes the untrained model give the last value and a linear map of the last steps.
+    @property
+    def past_input(self) -> int:
+        """The number of the input that holds the target's own past."""
+        assert self.past is not None  # noqa: S101 - the recipe refuses its options otherwise
+        return self.past.input
 
-        `weights`: (steps, outputs), of each step's distance from the last value, of as many steps
-        as the highway has or fewer. `intercept`: (outputs,), in the target's units.
+    def input_moments(self, number: int) -> Moments:
+        """Returns mean and deviation of an input's features."""
+        raise NotImplementedError
+
+    def fit_scale(self, windows: Tensor, targets: Tensor) -> None:
+        """Makes the unit of the head the root mean square of the target's distance from its last
+        value. `windows`: (samples, steps, features) of the input that holds the past. `targets`:
+        (samples, values).
         """
-        assert self.highway is not None  # noqa: S101 - a task fits none otherwise
-        with torch.no_grad():
-            self.highway.weight[:, -len(weights) :] = weights.T
-            if not self.is_normalized:  # else each window has a scale of its own
-                self.head.bias.copy_(intercept / self.target_std)
+        assert self.past is not None  # noqa: S101
+        last = windows[:, -1:, self.past.feature].double()
+        scale = (targets.double() - last).square().mean().sqrt()
+        self.target_mean.zero_()
+        self.target_std.copy_(torch.where(scale > 0, scale, 1.0))
+
+    def highway_problem(self, windows: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns inputs, (samples, steps, features), and outputs of the regression whose weights
+        the highway has; the same samples as `fit_scale`.
+        """
+        level, scale, past = self._level(windows)
+        inputs = self._recent(windows, (past - level) / scale)
+        return inputs, (targets.to(level.dtype) - level) / scale
+
+    def start_at(self, weights: Tensor, intercept: Tensor) -> None:
+        """Makes the untrained model give a solution of `highway_problem`.
+
+        `weights`: (steps, features, values), of as many steps as the highway has or fewer.
+        `intercept`: (values,). All levels of quantile forecasts start there.
+        """
+        assert self.highway is not None  # noqa: S101
+        levels = len(self.head.bias) // len(intercept)
+        each = weights.flatten(0, 1).T.repeat_interleave(levels, 0)
+        self.highway.weight[:, -each.shape[1] :] = each.to(self.highway.weight.dtype)
+        self.head.bias.copy_(intercept.repeat_interleave(levels))
 
     def carry(self, recipe: Sequence, batch_size: int, inputs: Iterable[int]) -> None:
         """From batch to batch the state of these inputs' encoders."""
@@ -139,18 +187,39 @@ class Forecaster(nn.Module):
         changes = self.head(self.dropout(last))
         level, scale = self.target_mean, self.target_std
         if self.past is not None:
-            number, feature = self.past
-            past = inputs[number][:, :, feature].to(level.dtype)
-            if self.is_normalized:
-                level, scale = moments_of_windows(past, SMALL_VARIANCE * scale.square())
-            if self.adds_last:
-                level = past[:, -1:]
+            window = inputs[self.past.input]
+            level, scale, past = self._level(window)
             if self.highway is not None:
-                steps = past[:, -self.highway.in_features :]
-                changes = changes + self.highway(((steps - level) / scale).float())
+                recent = self._recent(window, (past - level) / scale)
+                changes = changes + self.highway(recent.flatten(1))
         changes = changes.to(self.target_mean.dtype)
         forecast = torch.addcmul(level, changes, scale).view(len(last), *self.output_shape)
         return forecast if self.levels is None else in_order(forecast)
+
+    def _level(self, window: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns what a forecast of zeros gives and the unit of the head, both of no dimension or
+        (batch, 1), and the target's own past, (batch, steps).
+        """
+        assert self.past is not None  # noqa: S101
+        level, scale = self.target_mean, self.target_std
+        past = window[:, :, self.past.feature].to(level.dtype)
+        if self.is_normalized:
+            level, scale = moments_of_windows(past, SMALL_VARIANCE * scale.square())
+        return (past[:, -1:] if self.adds_last else level), scale, past
+
+    def _recent(self, window: Tensor, distances: Tensor) -> Tensor:
+        """Returns the highway's steps of the window, (batch, steps, features), standardized.
+
+        `distances`: (batch, window), of the target's past from its level. They take the place of
+        its feature, whose own mean says nothing where levels drift.
+        """
+        assert self.past is not None  # noqa: S101
+        steps = standardized(window, *self.input_moments(self.past.input))
+        if self.is_normalized:
+            steps = normalized(steps)
+        recent = steps[:, -self.highway_steps :]
+        own = distances[:, -self.highway_steps :, None].float()
+        return torch.where(self.is_target, own, recent)
 
 
 class SequenceModel(Forecaster):
@@ -173,15 +242,18 @@ class SequenceModel(Forecaster):
         target_shape: tuple[int, ...],
         input_statistics: Moments,
         target_statistics: Moments,
-        past: tuple[int, int] | None = None,
+        past: Past | None = None,
     ) -> None:
-        """`sample`: time steps of the window and features of a step. `past`: see `add_head`."""
+        """`sample`: time steps of the window and features of a step."""
         super().__init__()
         self.patch = recipe.patch
         self.encoder = build_encoder(recipe, *sample)
         self.register_buffer("input_mean", input_statistics[0])
         self.register_buffer("input_std", input_statistics[1])
         self.add_head(recipe, target_shape, target_statistics, past)
+
+    def input_moments(self, number: int) -> Moments:
+        return self.input_mean, self.input_std
 
     def forward(self, inputs: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Forecasts in the target's own units and the type of its statistics. `lengths`: (batch,),
@@ -284,13 +356,17 @@ class TimeframesModel(Forecaster):
         target_shape: tuple[int, ...],
         input_statistics: list[Moments],
         target_statistics: Moments,
-        past: tuple[int, int] | None = None,
+        past: Past | None = None,
     ) -> None:
         super().__init__()
         each = zip(samples, input_statistics, strict=True)
         self.timeframes = nn.ModuleList(TimeframeEncoder(recipe, *one) for one in each)
         self.fusion = FUSIONS[recipe.fusion](recipe, len(samples))
         self.add_head(recipe, target_shape, target_statistics, past)
+
+    def input_moments(self, number: int) -> Moments:
+        timeframe = cast("TimeframeEncoder", self.timeframes[number])
+        return timeframe.mean, timeframe.std
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """Forecasts in the target's own units and the type of its statistics."""
