@@ -125,10 +125,9 @@ def _other_arrays(parent: Document | None, child: Document | None) -> tuple[str,
         for was, (name, now) in zip(before.values(), after.items(), strict=False):
             if was != now:
                 told.append(f"{name} has {_sizes(now)} {what}, not {_sizes(was)}.")
-    past = [(shape or {}).get("past") for shape in (parent, child)]
-    if None not in past and past[0] != past[1]:
-        name, feature = past[1]
-        told.append(f"The target's past is feature {feature} of {name}, not {past[0][1]}.")
+    was, now = (parent or {}).get("past"), (child or {}).get("past")
+    if was and now and was != now:
+        told.append(f"The target's past is feature {now[1]} of {now[0]}, not {was[1]} of {was[0]}.")
     return tuple(told)
 
 
