@@ -159,6 +159,7 @@ def _kept(
     }
     if _is_named("/evaluation/metrics", named):  # which a kept monitor may not be among
         depending |= {pointer: False for pointer in OF_RECIPE if pointer.endswith("/monitor")}
+    changed_defaults = _changed_defaults(before["recipe"]["kind"])
     kept = {}
     if not same_data or any(_is_named(pointer, named) for pointer in SETTLED):
         named = {*named, *SETTLED}
@@ -168,11 +169,19 @@ def _kept(
             keep = True
         elif pointer in depending:
             keep = depending[pointer] and source in _unnamed_sources(pointer)
+        elif pointer in changed_defaults:
+            keep = source in ("default", "guard", PARENT)
         else:  # also what the recipe settled by the arrays, such as a patch that divides windows
             keep = source == PARENT or (source == "guard" and pointer.startswith(f"{RECIPE}/"))
         if keep and not _is_named(pointer, named):
             kept[pointer] = value
     return kept
+
+
+def _changed_defaults(kind: str) -> set[str]:
+    """The fields of a recipe that meant something else before than today's default."""
+    model = RECIPES.get(kind)
+    return set() if model is None else {f"{RECIPE}/{name}" for name in model.earlier}
 
 
 def _unnamed_sources(pointer: str) -> tuple[str, ...]:

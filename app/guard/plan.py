@@ -261,11 +261,17 @@ def _settled_recipe(case: Case, provenance: Document) -> Document:
     patch that does not divide their windows. A fix may be a whole block.
     """
     values: Document = {}
+    fixes = _shape_of_source(case, provenance)
     for _ in range(MOST_FIXES_TOGETHER):
         try:
+            recipe = _with_fixes(case.with_values(values).spec.recipe, fixes)
+            names = {pointer.split("/")[2] for pointer in fixes}
+            values |= {f"/recipe/{name}": getattr(recipe, name) for name in names}
             problems = case.with_values(values).recipe_problems
         except UnknownFact:
-            return {}
+            return values
+        except ValidationError:
+            break  # the rule tells the problem; no such fix is offered
         fixes = {
             pointer: value
             for problem in problems
@@ -274,13 +280,26 @@ def _settled_recipe(case: Case, provenance: Document) -> Document:
         }
         if not fixes:
             break
-        try:
-            recipe = _with_fixes(case.with_values(values).spec.recipe, fixes)
-        except ValidationError:
-            break  # the rule tells the problem; no such fix is offered
-        names = {pointer.split("/")[2] for pointer in fixes}
-        values |= {f"/recipe/{name}": getattr(recipe, name) for name in names}
     return values
+
+
+def _shape_of_source(case: Case, provenance: Document) -> Document:
+    """Returns the recipe's shape fields that had another meaning before, as in the run whose whole
+    weights this one begins with, if neither request nor preset names them.
+    """
+    init, source, recipe = case.spec.init_from, case.facts.source, case.spec.recipe
+    if init is None or init.prefix or source is None or not source.is_needed:
+        return {}
+    if source.recipe != recipe.kind or source.shape is None:
+        return {}
+    there = {**recipe.earlier, **source.shape.get("recipe", {})}
+    return {
+        f"/recipe/{name}": there[name]
+        for name in recipe.earlier
+        if name in recipe.shape_fields
+        and _is_default(f"/recipe/{name}", provenance)
+        and there[name] != getattr(recipe, name)
+    }
 
 
 def _with_fixes(recipe: Recipe, fixes: Document) -> Recipe:

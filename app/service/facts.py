@@ -74,13 +74,13 @@ def facts_for(
     inherited = None if parent is None else parent.inherited
     before = None if parent is None else _parent(parent)
     resolved = resolve(request, services.catalog.get(), facts, inherited)
-    settled = settle(resolved, replace(facts, parent=before))
+    source = _source(services, parent, resolved.document)
+    settled = settle(resolved, replace(facts, parent=before, source=source))
     if settled.spec is not None:
         facts = with_profiles(services.store.profiles, settled.spec, facts)
     if facts.profiles:  # they say how much memory is left for data, which settles the order
-        settled = settle(resolved, replace(facts, parent=before))
+        settled = settle(resolved, replace(facts, parent=before, source=source))
     carried = _carried(services, parent, settled.document, facts)
-    source = _source(services, parent, settled.document)
     learned = replace(
         facts,
         history=_history(services, settled, facts),
@@ -93,10 +93,10 @@ def facts_for(
 
 
 def _source(
-    services: Services, parent: Parent | None, settled: Document | None
+    services: Services, parent: Parent | None, resolved: Document | None
 ) -> SourceFacts | None:
     """Of the run whose weights this one would begin with."""
-    init_from = None if settled is None else settled["init_from"]
+    init_from = None if resolved is None else resolved["init_from"]
     if init_from is None:
         return None
     if parent is not None and parent.wish != "scratch":

@@ -19,7 +19,7 @@ from app.spec.availability import UNAVAILABLE
 from app.spec.layers import leaves, overlay
 from app.spec.recipe import Problem, Roles
 from app.spec.stored import read_stored
-from tests.guard.changes import CHUNKED, PANEL, PRICES, SORTED
+from tests.guard.changes import CHUNKED, PANEL, PRETRAINED, PRICES, SORTED
 from tests.guard.world import (
     CATALOG,
     CPU,
@@ -552,6 +552,26 @@ def test_a_fix_of_a_recipe_may_be_a_block(monkeypatch, fix, settled):
     else:
         (error,) = plan.errors
         assert (error.message, error.fix) == ("There are 3 kinds.", [])
+
+
+@pytest.mark.parametrize(
+    ("shape", "change", "fusion", "source"),
+    [
+        ({}, {}, "attention", "guard"),
+        ({"fusion": "block"}, {}, "block", "default"),
+        ({"fusion": "attention"}, {}, "attention", "guard"),
+        ({}, {"recipe": {"fusion": "block"}}, "block", "request"),
+        ({}, {"init_from": {"run": 7, "prefix": "encoder."}}, "block", "default"),
+    ],
+    ids=["an earlier version", "block", "attention", "named", "a part"],
+)
+def test_a_run_has_the_shape_of_the_weights_that_it_begins_with(shape, change, fusion, source):
+    """Of what an earlier version did otherwise."""
+    facts = replace(PRETRAINED, shape={"recipe": {"hidden_size": 64, **shape}})
+    plan = plan_of(overlay({"init_from": {"run": 7}}, change), world(source=facts))
+    assert plan.spec is not None
+    assert plan.spec["recipe"]["fusion"] == fusion
+    assert plan.provenance["/recipe/fusion"] == {"value": fusion, "source": source}
 
 
 BOARD = {"recipe": {"kind": "board", "stage": "legal", "planes": 18}}

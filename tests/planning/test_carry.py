@@ -15,6 +15,7 @@ from app.guard.presets.catalog import load_catalog
 from app.guard.resolve import resolve
 from app.planning.carry import carry_between
 from app.planning.shuffle import Shuffle, stored_shuffle
+from app.recipes.sequence import Sequence
 from app.spec.data import RandomSplit
 from app.spec.layers import leaves
 from app.spec.optimization import ExponentialAveraging
@@ -58,7 +59,7 @@ def test_what_is_carried(patch, kind):
 
 
 def test_a_field_that_the_recipe_did_not_have_when_a_run_was_stored_has_not_changed():
-    recipe = {**REQUEST["recipe"], "residual": "none", "highway": 0}
+    recipe = {**REQUEST["recipe"], **Sequence.earlier}
     stored = spec_of({**REQUEST, "recipe": recipe})
     older = {**stored, "recipe": {"kind": "sequence", "hidden_size": 64, "patch": 6}}
     assert carry_between(older, stored).kind == "full"
@@ -247,6 +248,26 @@ def test_a_restart_keeps_what_its_parents_version_meant(patch, seed, source):
         assert child["data"]["split"]["seed"] == seed
         assert plan.provenance["/data/split/seed"] == {"value": seed, "source": source}
         parent, patch = (plan.request, child, plan.provenance), {}
+
+
+@pytest.mark.parametrize(
+    ("patch", "fusion", "carry"),
+    [
+        ({"training": {"epochs": 6}}, "attention", "full"),
+        ({"recipe": {"fusion": "block"}}, "block", "scratch"),
+    ],
+    ids=str,
+)
+def test_a_restart_keeps_a_value_whose_default_was_another(patch, fusion, carry):
+    """An earlier version stored attention, which was the only one and the default."""
+    plan = plan_of()
+    spec = deepcopy(plan.require_ok())
+    spec["recipe"]["fusion"] = "attention"
+    entry = {"value": "attention", "source": "default"}
+    parent = plan.request, spec, {**plan.provenance, "/recipe/fusion": entry}
+    child = planned_restart(parent, patch).require_ok()
+    assert child["recipe"]["fusion"] == fusion
+    assert carry_between(spec, child).kind == carry
 
 
 def test_what_a_parent_had_is_not_kept_in_a_block_of_another_kind():

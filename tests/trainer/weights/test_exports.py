@@ -168,7 +168,7 @@ def test_a_gru_is_not_quantized(lab: Lab) -> None:
 def test_a_transformer_over_several_timeframes(lab: Lab) -> None:
     with h5py.File(lab.data, "r+") as file:
         file["slow"] = (1000 * file["features"][:, 1::2, :2]).astype(np.float32)
-    recipe = {"encoder": "transformer", "hidden_size": 16}
+    recipe = {"encoder": "transformer", "hidden_size": 16, "fusion": "block"}
     outcome = trained(lab, {"recipe": recipe, "data": {"inputs": ["features", "slow"]}})
     found = by_name(make_export(order_for(lab, outcome, "int8")))
     assert found["onnx"]["max_difference"] < 1e-4
