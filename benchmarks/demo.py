@@ -125,10 +125,10 @@ class Demo:
     def check_parts(self, plan: Document, baseline: Document) -> None:
         """The forecast and the model must be judged on the same windows."""
         judged = baseline["stop"] - baseline["start"]
-        if plan["estimate"]["validation_samples"] != judged:
+        if plan["estimate"]["test_samples"] != judged:
             raise DemoFailed(
-                f"{plan['estimate']['validation_samples']} windows would be validated, but the "
-                f"naive forecast is measured on {judged}"
+                f"{plan['estimate']['test_samples']} windows would be tested, but the naive "
+                f"forecast is measured on {judged}"
             )
 
     # -- the end ------------------------------------------------------------------------------
@@ -221,14 +221,15 @@ def print_result(client: Client, runs: tuple[Document, Document], persistence: f
     is not clearly better than the day before.
     """
     finished = runs[1]
-    best, last = (finished["result"][name] for name in ("best", "last"))
-    improvement = 1 - best["val_mae"] / persistence
-    heading("result, validated on October to December")
+    best, tested = finished["result"]["best"], finished["result"]["test"]["test_mae"]
+    improvement = 1 - tested / persistence
+    heading("result, tested on November and December")
     say(f"as yesterday   {persistence:.2f} °C mean absolute error (persistence, by the hour)")
     for one in finished["result"]["baselines"] or ():
-        say(f"baseline       {one['value']:.2f} °C ({one['name']})")
-    say(f"best           {best['val_mae']:.2f} °C at step {best['step']}")
-    say(f"last           {last['val_mae']:.2f} °C at step {last['step']}")
+        if one["metric"] == "test_mae":
+            say(f"baseline       {one['value']:.2f} °C ({one['name']})")
+    say(f"the model      {tested:.2f} °C, with the weights of step {best['step']}, which were best")
+    say(f"               on September and October: {best['val_mae']:.2f} °C")
     say(f"improvement    {improvement:.1%} over yesterday")
     for row in client.every(client.checkpoints, finished["id"]):
         which = " and ".join(name for name in ("latest", "best") if row[f"is_{name}"])

@@ -60,7 +60,7 @@ def test_the_best_checkpoint_becomes_a_model_elsewhere(service: Service, tmp_pat
     found = {one["model"]: one["scores"] for one in made["facts"]["measured"]}
     assert found["onnx"]["mae"] == pytest.approx(best["val_mae"], rel=1e-4)
     (snippet,) = blocks("python", PAGE.read_text("utf-8"))
-    snippet = snippet.replace("1023", "120")
+    snippet = snippet.replace("674", "120")
     keep_as_series(service.home / "data")
     for name in ("waves.h5", "series.h5"):
         printed = subprocess.run(

@@ -5,7 +5,7 @@ features, and targets (36,): the temperatures of the next 36 hours at Greensboro
 prints the error of the persistence forecast on such a file instead.
 
 It is the year of `worker.trainer.tools.sample_weather`: no sample reaches from one month into the
-next, and the last quarter of the samples are those of October to December. Slower bars are means of
+next, and the last sixth of the samples are those of November and December. Slower bars are means of
 their hours; hour and day are those of a bar's end.
 """
 
@@ -25,6 +25,7 @@ from worker.trainer.tools.sample_weather import (
     ATTRIBUTES,
     DAYS_BEFORE_MONTH,
     FEATURES,
+    FIRST_TEST_MONTH,
     HORIZON_HOURS,
     TEMPERATURE,
     find_station_file,
@@ -69,11 +70,11 @@ def persistence_mae(path: Path, start: int, stop: int) -> float:
 
 
 def baseline(path: Path) -> dict[str, Any]:
-    """The persistence forecast's error on October to December, the sample's validation part."""
+    """The persistence forecast's error on November and December, the example's test part."""
     with open_file(path) as file:
         if "month_starts" not in file.attrs or not isinstance(file.get("h1"), h5py.Group):
             raise DataError(f"{path} is not the sample bars; build it without --baseline first.")
-        start, stop = int(file.attrs["month_starts"][9]), len(file["h1"][STARTS])
+        start, stop = int(file.attrs["month_starts"][FIRST_TEST_MONTH]), len(file["h1"][STARTS])
     mae = persistence_mae(path, start, stop)
     return {"path": str(path), "start": start, "stop": stop, "persistence_mae": mae}
 
