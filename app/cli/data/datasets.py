@@ -33,6 +33,8 @@ app.add_typer(cache.app, name="cache")
 # What the service takes as a name, for it stands in addresses and specs.
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 REGISTRATION_WAIT_SECONDS = 120.0
+# Classes of an array whose samples are counted in its line.
+MOST_CLASSES = 10
 
 
 @app.command()
@@ -200,6 +202,10 @@ def _shape(field: Document) -> str:
     if parts := field.get("parts"):
         counts = (f"{number(parts[name])} {name}" for name in ("training", "validation", "test"))
         return f"{shape}: {', '.join(counts)}"
+    if classes := field.get("classes"):
+        counts = (f"{number(one['samples'])} × {one['label']}" for one in classes[:MOST_CLASSES])
+        more = f" and {len(classes) - MOST_CLASSES} more" if len(classes) > MOST_CLASSES else ""
+        return f"{shape}: {', '.join(counts)}{more}"
     steps = field.get("series_steps")
     return shape if steps is None else f"{shape}, kept as a series of {number(steps)}"
 

@@ -33,6 +33,16 @@ def test_inspect_shows_how_many_samples_a_field_puts_into_each_part(cli, home, t
     assert "scalar: 500 training, 80 validation, 20 test" in answer.out
 
 
+def test_inspect_counts_the_samples_of_each_class(cli, home, tmp_path):
+    path = write_waves(tmp_path / "waves.h5")
+    with h5py.File(path, "a") as file:
+        file["kind"] = np.repeat(np.arange(4, dtype=np.float32), [1, 500, 80, 19])
+        file["many"] = np.arange(600) % 12
+    answer = cli("data", "inspect", str(path))
+    assert "scalar: 1 × 0, 500 × 1, 80 × 2, 19 × 3" in answer.out
+    assert "50 × 9 and 2 more" in answer.out
+
+
 @pytest.mark.parametrize("content", [b"", b"text", b"\x89HDF\r\n\x1a\n" + bytes(100)])
 def test_inspect_says_what_is_wrong_with_a_broken_file(cli, home, tmp_path, content):
     path = tmp_path / "broken.h5"

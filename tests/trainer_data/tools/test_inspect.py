@@ -371,6 +371,20 @@ def test_stretches_of_the_file_without_a_class_are_listed(tmp_path, monkeypatch,
     assert [one["absent"] for one in told] == [[], [(0, 3_000), (3_020, 5_000), (5_001, 6_000)]]
 
 
+def test_a_class_that_the_usual_validation_part_lacks_is_warned_of(tmp_path):
+    """The last fifth, of which a class may be absent from a part alone."""
+    labels = np.tile(np.arange(4), 250)
+    labels[700:] = np.where(labels[700:] == 3, 0, labels[700:])
+    labels[850:] = np.where(labels[850:] == 2, 0, labels[850:])
+    warnings = inspect(write(tmp_path / "a.h5", targets=labels))["warnings"]
+    (told,) = [one["message"] for one in warnings if one["code"] == "class_lacking"]
+    assert told.startswith("No sample of the validation part has class 3 of 'targets'. These are")
+    assert "the last 200 samples" in told
+    for other in (labels.astype(np.float32), labels[:700], labels[:, None].repeat(2, 1)):
+        warnings = inspect(write(tmp_path / "a.h5", targets=other))["warnings"]
+        assert "class_lacking" not in [one["code"] for one in warnings]
+
+
 def test_a_missing_label_is_no_class(tmp_path):
     labels = np.repeat([1.0, np.nan], 50)
     (told,) = inspect(write(tmp_path / "a.h5", kind=labels))["fields"]["kind"]["classes"]

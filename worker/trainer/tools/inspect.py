@@ -16,6 +16,9 @@ import h5py
 import numpy as np
 
 from app.mounts import on_network
+from app.planning.arithmetic import part_ranges
+from app.planning.labels import lacking_sentence
+from app.spec.data import ChronologicalSplit
 from app.spec.suffixes import CONVERTED, TABLES
 from worker.trainer.data.fingerprint import fingerprint
 from worker.trainer.data.formats.arrow_index import MissingValues, is_arrow, listed
@@ -106,6 +109,7 @@ def inspect(path: Path) -> dict[str, Any]:
                 _inspect_arrays(report, _usable_arrays(report, file))
                 _add_attributes(report, file)
         _add_constant_targets(report)
+        _add_lacking_classes(report)
         if not report["problems"]:
             report["fingerprint"] = fingerprint(path)
     except DataError as error:
@@ -129,6 +133,32 @@ def _add_constant_targets(report: dict[str, Any]) -> None:
                 f"{name!r} is {mean:.6g} in all {field['sampled_rows']:,} rows that were looked at,"
                 " so there is nothing to learn. Check the column that it was made of, or name "
                 "another array in data.targets.",
+                "warnings",
+            )
+
+
+def _add_lacking_classes(report: dict[str, Any]) -> None:
+    """Warns of whole-number targets of which the usual validation part lacks a class."""
+    roles = (report["layout"] or {}).get("roles") or {TARGETS: [TARGETS]}
+    for name in roles[TARGETS]:
+        field, samples = report["fields"].get(name, {}), report["samples"]
+        classes = field.get("classes")
+        if classes is None or np.dtype(field["dtype"]).kind not in "biu":
+            continue
+        _, validation, _ = part_ranges(ChronologicalSplit(), samples)
+        lacking = [
+            one["label"]
+            for one in classes
+            if any(begin <= validation.start and end == samples for begin, end in one["absent"])
+        ]
+        if lacking and validation:
+            _add(
+                report,
+                "class_lacking",
+                f"{lacking_sentence('validation', lacking, name)} These are the last "
+                f"{len(validation):,} samples, unless data.split says otherwise. If the numbers are"
+                " classes, draw the parts at random (data.split.method: random), or mix the classes"
+                " in the file.",
                 "warnings",
             )
 
