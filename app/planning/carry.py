@@ -125,9 +125,9 @@ def _other_arrays(parent: Document | None, child: Document | None) -> tuple[str,
         for was, (name, now) in zip(before.values(), after.items(), strict=False):
             if was != now:
                 told.append(f"{name} has {_sizes(now)} {what}, not {_sizes(was)}.")
-    was, now = (parent or {}).get("past"), (child or {}).get("past")
-    if was and now and was != now:
-        told.append(f"The target's past is feature {now[1]} of {now[0]}, not {was[1]} of {was[0]}.")
+    read, reads = (parent or {}).get("past"), (child or {}).get("past")
+    if read and reads and read != reads:
+        told.append(f"The target's past is {reads[0]}, feature {reads[1]}, not {read[0]}, {read[1]}.")
     return tuple(told)
 
 
