@@ -132,6 +132,8 @@ class FieldFacts:
     to."""
     not_a_part: tuple[int, int] | None = None
     """Of one whole number a sample: (sample, value) of the first that stands for no part."""
+    named_classes: int | None = None
+    """How many classes the file names, which the values number from 0; None: it names none."""
     neighbours: Neighbours | None = None
     """The likeness of rows that lie close together; None: nobody has looked, or no value varies."""
     classes: Sequence[ClassFacts] | None = None
@@ -165,6 +167,8 @@ class FieldFacts:
                 series_steps=self.series_steps,
                 horizons=self.horizons,
                 target_feature=self.target_feature,
+                classes=self._num_classes,
+                names_classes=self.named_classes is not None,
             )
             return {name: array}
         nodes, edges = self.lengths.mean, self.edges.mean
@@ -189,6 +193,13 @@ class FieldFacts:
             for part, array in self.arrays(name).items()
             if array.rows is not None
         }
+
+    @property
+    def _num_classes(self) -> int | None:
+        """How many classes the values number from 0; None of others, and where it is not known."""
+        if self.named_classes is not None or not self.classes:
+            return self.named_classes
+        return 1 + max(one.label for one in self.classes)
 
     @property
     def _of_graphs(self) -> dict[str, tuple[int, float, int]]:

@@ -20,8 +20,9 @@ def neighbours_sharing_steps(spec: RunSpec, dataset: DatasetFacts) -> int:
     shapes = {name: array.shape for name, array in dataset.fields.items() if name in moved_on}
     horizon = spec.recipe.forecast_steps(data)
     if horizon is None:
-        targets = [dataset.fields[name].shape for name in data.targets if name in dataset.fields]
-        horizon = max((shape[0] for shape in targets if shape), default=0)
+        targets = [dataset.fields[name] for name in data.targets if name in dataset.fields]
+        ahead = [one.horizons or one.shape[:1] or (0,) for one in targets]
+        horizon = max((max(one) for one in ahead), default=0)
     spans = {name: shapes[name][0] for name in data.targets if name in shapes}
     spans |= {name: shapes[name][0] + horizon for name in data.inputs if name in shapes}
     return max((-(-span // moved_on[name]) - 1 for name, span in spans.items()), default=0)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Any, Literal
 
 from pydantic import ValidationError
@@ -13,7 +14,7 @@ from app.guard.case import Case
 from app.guard.estimate import estimate_of
 from app.guard.facts import Facts, UnknownFact
 from app.guard.gap import leaves_enough
-from app.guard.inheritance import PARENT
+from app.guard.inheritance import OF_RECIPE, PARENT
 from app.guard.judge import Strictness, UncheckedRules, judge, judge_names
 from app.guard.needs import device_wanted, requirements_of, where_it_fits
 from app.guard.patching import apply_json_patch, with_values
@@ -25,9 +26,13 @@ from app.spec.data import ChronologicalSplit, ChunkedLoader, Data
 from app.spec.issue import MORE, Issue
 from app.spec.layers import Document, leaves
 from app.spec.recipe import Array, Recipe, Roles
+from app.spec.run import RunSpec
 
 # A fix that may not bring another issue takes that one's fix along, and so on so many times.
 MOST_FIXES_TOGETHER = 4
+# Fields whose default follows from the recipe, and what of these a monitor implies.
+MODES = tuple(one.replace("/monitor", "/mode") for one in OF_RECIPE if one.endswith("/monitor"))
+GIVEN_BY_RECIPE = (*OF_RECIPE, *MODES)
 GAP, BLOCK = "/data/split/gap", "/data/loader/shuffle_block"
 
 
@@ -178,6 +183,7 @@ def settle(resolved: Resolved, facts: Facts) -> Resolved:
     roles = _settled_roles(case, resolved.provenance)
     case = case.with_values(roles)
     recipe = _settled_recipe(case, resolved.provenance)
+    recipe |= _given_by_recipe(case, recipe, resolved.provenance)
     case = case.with_values(recipe)
     values = {**roles, **recipe, **_settled_gap(case)}
     values |= _settled_order(case, resolved.provenance)
@@ -312,6 +318,30 @@ def _with_fixes(recipe: Recipe, fixes: Document) -> Recipe:
             block[part] = block = dict(block.get(part) or {})
         block[name] = value
     return type(recipe).model_validate_json(json.dumps(document))
+
+
+def _given_by_recipe(case: Case, settled: Document, provenance: Document) -> Document:
+    """Returns the scales, metrics and monitors that the settled recipe gives, where it differs in
+    these from the one before and neither request nor preset names them.
+    """
+    spec, settled_spec = case.spec, with_values(case.spec, settled)
+    was, now = spec.recipe, settled_spec.recipe
+    if (was.metric_modes, was.has_scale) == (now.metric_modes, now.has_scale):
+        return {}
+    document = settled_spec.model_dump(mode="json")
+    given = [pointer for pointer in GIVEN_BY_RECIPE if _is_default(pointer, provenance)]
+    for pointer in given:
+        *blocks, name = pointer.strip("/").split("/")
+        block = document
+        for one in blocks:
+            block = block[one]
+        block.pop(name)
+    again = RunSpec.model_validate_json(json.dumps(document))
+    return {pointer: _value_of(again, pointer) for pointer in given}
+
+
+def _value_of(spec: RunSpec, pointer: str) -> object:
+    return reduce(getattr, pointer.strip("/").split("/"), spec)
 
 
 def _is_default(pointer: str, provenance: Document) -> bool:

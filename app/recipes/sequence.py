@@ -12,9 +12,14 @@ from app.spec.base import FieldName
 from app.spec.data import Data
 from app.spec.recipe import BACKBONE, Array, Mode, Problem, Roles, past_of_target
 
+# Labels that number the classes from 0.
+LABELS = ("bool", "int", "uint")
+MOST_CLASSES = 65_536
+
 
 class Sequence(EncodingRecipe):
-    """Direct multi-horizon forecasts from windows: patches → an encoder each → linear head.
+    """Direct multi-horizon forecasts, or classes, from windows: patches → an encoder each → linear
+    head. A row of features without an axis of time is a window of one step.
 
     Where the target's own past is known, the head and a linear map of the last steps correct its
     last value (Lai et al., LSTNet, 2018). `normalize` is RevIN (Kim et al., 2022) without its
@@ -26,6 +31,11 @@ class Sequence(EncodingRecipe):
 
     kind: Literal["sequence"]
     """Which recipe."""
+    task: Literal["regression", "classification"] = "regression"
+    """Numbers, or one class a sample; default as the file says, else regression."""
+    classes: Annotated[int, Field(ge=2, le=MOST_CLASSES)] | None = None
+    """Classes of task classification, which targets number from 0; default as many as the labels of
+    the dataset have."""
     fusion: Literal["attention", "block"] = "block"
     """How several inputs become one forecast: attention alone, or a transformer block, which adds
     dropout and a feed-forward layer. Default block."""
@@ -33,8 +43,9 @@ class Sequence(EncodingRecipe):
     """Begin each window with the end state of the one before, in lanes: of all inputs, or of the
     named ones; default false."""
     loss: Literal["mae", "mse", "huber", "quantile"] = "mae"
-    """Training loss, in standardized target units; default mae. quantile: the pinball loss of the
-    levels in quantiles, of which the one nearest 0.5 is the point forecast."""
+    """Training loss of task regression, in standardized target units; default mae. quantile: the
+    pinball loss of the levels in quantiles, of which the one nearest 0.5 is the point forecast.
+    Task classification trains the cross entropy."""
     quantiles: Annotated[tuple[float, ...], Field(min_length=1, max_length=99)] | None = None
     """Levels of the loss quantile, ascending between 0 and 1; default null, which is 0.1, 0.5 and
     0.9. The metric pinball is the loss in the target's units. The metric coverage is the share of
@@ -52,6 +63,7 @@ class Sequence(EncodingRecipe):
 
     shape_fields: ClassVar = (
         *("encoder", "hidden_size", "num_layers", "num_heads", "patch", "quantiles"),
+        *("task", "classes"),
         *("residual", "highway", "normalize", "fusion"),
     )
     earlier: ClassVar = {
@@ -63,17 +75,37 @@ class Sequence(EncodingRecipe):
     takes_ragged: ClassVar = ("inputs",)
 
     @property
+    def classifies(self) -> bool:
+        return self.task == "classification"
+
+    @property
+    def has_scale(self) -> tuple[str, ...]:
+        return ("inputs",) if self.classifies else ("inputs", "targets")
+
+    @property
+    def takes_weights(self) -> Mapping[str, int]:
+        return {"class_weights": self.classes or 0} if self.classifies else {}
+
+    @property
+    def natural_metric(self) -> str | None:
+        return "f1" if self.classifies else None
+
+    @property
     def levels(self) -> tuple[float, ...]:
         """The levels that are forecast; none unless the loss is quantile."""
         return levels_of(self.loss, self.quantiles)
 
     @property
     def metric_modes(self) -> Mapping[str, Mode | None]:
+        if self.classifies:
+            return {"f1": "max", "accuracy": "max", "auc": "max"}
         modes: dict[str, Mode | None] = {"mae": "min", "mse": "min", "rmse": "min"}
         return modes | ({"pinball": "min", "coverage": None} if self.levels else {})
 
     @property
     def usual_metrics(self) -> tuple[str, ...]:
+        if self.classifies:
+            return ("f1", "accuracy")
         return ("mae", "pinball", "coverage") if self.levels else ("mae",)
 
     @property
@@ -84,18 +116,20 @@ class Sequence(EncodingRecipe):
         return self.encoder == "transformer" or len(data.inputs) > 1
 
     def roles(self, arrays: Mapping[str, Array]) -> Roles | None:
-        """The only windows, and the only other array of real numbers."""
-        real = {
-            name: array
-            for name, array in arrays.items()
-            if array.rows is None and array.dtype.startswith("float")
-        }
-        windows = tuple(name for name, array in real.items() if len(array.shape) == 2)
-        numbers = tuple(name for name, array in real.items() if len(array.shape) < 2)
-        return Roles(windows, numbers) if len(windows) == len(numbers) == 1 else None
+        """The only windows, or else rows, and the only other array of real numbers or of labels."""
+        usable = {name: array for name, array in arrays.items() if array.rows is None}
+        real = {name: one for name, one in usable.items() if one.dtype.startswith("float")}
+        windows = tuple(name for name, one in real.items() if len(one.shape) == 2)
+        inputs = windows or tuple(name for name, one in real.items() if _is_row(one))
+        targets = tuple(
+            name
+            for name, one in (usable if self.classifies else real).items()
+            if name not in inputs and (_is_label(one) if self.classifies else len(one.shape) < 2)
+        )
+        return Roles(inputs, targets) if len(inputs) == len(targets) == 1 else None
 
     def problems(self, data: Data, arrays: Mapping[str, Array]) -> Iterator[Problem]:
-        """Windows in, a horizon of numbers out, and patches that divide the windows."""
+        """Windows in, a horizon of numbers or a class out, and patches that divide the windows."""
         if len(data.targets) > 1:
             yield Problem(
                 ("data", "targets"),
@@ -106,21 +140,97 @@ class Sequence(EncodingRecipe):
         yield from self.heads_problems(
             attends=self.uses_attention(data), without=f"One input and the encoder {self.encoder}"
         )
-        yield from quantile_problems(self.loss, self.quantiles)
+        yield from self._task_problems(data, arrays)
         yield from self._state_problems(data, arrays)
         windows = {name: arrays[name] for name in data.inputs if name in arrays}
         for position, (name, window) in enumerate(windows.items()):
             yield from self._window_problems(data, position, name, window)
-        if all(len(window.shape) == 2 for window in windows.values()):
+        if all(_steps_of(window) for window in windows.values()):
             yield from self._patch_problems(windows)
             yield from self._past_problems(data, arrays)
         target = arrays.get(data.targets[0])
-        if target is not None and not target.is_ragged and not _is_horizon(target):
+        if target is None or target.is_ragged:
+            return
+        if self.classifies:
+            yield from self._label_problems(data, target)
+        elif not _is_horizon(target):
             yield Problem(
                 ("data", "targets", 0),
                 f"{data.targets[0]!r} has samples of {_shown(target)}; the recipe sequence "
                 "forecasts (horizon,) or (horizon, values) numbers.",
                 "The head gives one number for each step of the horizon and each value.",
+            )
+
+    def _task_problems(self, data: Data, arrays: Mapping[str, Array]) -> Iterator[Problem]:
+        """The options of the one task that go with the other."""
+        target = arrays.get(data.targets[0])
+        if not self.classifies:
+            yield from quantile_problems(self.loss, self.quantiles)
+            if target is not None and target.names_classes:
+                yield Problem(
+                    ("recipe", "task"),
+                    f"{data.targets[0]!r} holds classes, which its file names, and recipe.task is "
+                    "regression.",
+                    "The numbers of classes are no quantities: between class 0 and class 2 lies "
+                    "no class 1.",
+                    {"/recipe/task": "classification"},
+                )
+            if self.classes is not None:
+                yield Problem(
+                    ("recipe", "classes"),
+                    f"recipe.classes is {self.classes:,}, and recipe.task is regression.",
+                    "A forecast of numbers has no classes, so it would change nothing.",
+                    {"/recipe/task": "classification"},
+                )
+            return
+        others = {"loss": "mae", "quantiles": None}
+        wrong = [name for name, usual in others.items() if getattr(self, name) != usual]
+        if wrong:
+            yield Problem(
+                ("recipe", wrong[0]),
+                f"recipe.{wrong[0]} is for task regression, and recipe.task is classification.",
+                "Classes are trained by their cross entropy, so it would change nothing.",
+                {f"/recipe/{name}": others[name] for name in wrong},
+            )
+        if data.standardize.targets is True:
+            yield Problem(
+                ("data", "standardize", "targets"),
+                "Task classification standardizes no targets.",
+                "Classes are numbers of kinds, of which a mean says nothing.",
+                {"/data/standardize/targets": False},
+            )
+
+    def _label_problems(self, data: Data, target: Array) -> Iterator[Problem]:
+        """The labels of task classification, and how many classes they have."""
+        name, where = data.targets[0], ("data", "targets", 0)
+        if prod(target.shape) != 1:
+            yield Problem(
+                where,
+                f"{name!r} has samples of {_shown(target)}; a class is one whole number.",
+                "Each sample has one class. Labels that are 0 or 1 for each class have to be "
+                "written as the number of the class (`labels.argmax(1)`).",
+            )
+        elif not _is_label(target):
+            yield Problem(
+                where,
+                f"{name!r} holds {target.dtype} numbers, and classes are whole numbers from 0.",
+                "Write them as integers (`labels.astype('int64')`), or let `stoker data convert "
+                "FILE --rows --target COLUMN --classes` number the values of a table's column.",
+            )
+        elif target.classes is not None and target.classes > (self.classes or 0):
+            told = "is not named" if self.classes is None else f"is {self.classes:,}"
+            yield Problem(
+                ("recipe", "classes"),
+                f"recipe.classes {told}, and the labels of {name!r} go up to "
+                f"{target.classes - 1:,}.",
+                "The model has an output for each class, which labels number from 0.",
+                {"/recipe/classes": max(2, target.classes)},
+            )
+        elif self.classes is None:
+            yield Problem(
+                ("recipe", "classes"),
+                "Task classification needs recipe.classes: how many classes there are.",
+                f"An inspection counts up to 64 of them; {name!r} has more, or was not looked at.",
             )
 
     def _state_problems(self, data: Data, arrays: Mapping[str, Array]) -> Iterator[Problem]:
@@ -155,11 +265,11 @@ class Sequence(EncodingRecipe):
         self, data: Data, position: int, name: str, window: Array
     ) -> Iterator[Problem]:
         where = ("data", "inputs", position)
-        if len(window.shape) != 2:
+        if not _steps_of(window):
             yield Problem(
                 where,
                 f"{name!r} has samples of {_shown(window)}; the recipe sequence reads "
-                "windows of (time steps, features).",
+                "windows of (time steps, features), or rows of features.",
                 "An encoder steps through time and sees all features of a step at once.",
             )
         elif window.is_ragged and (len(data.inputs) > 1 or self.encoder == "transformer"):
@@ -177,11 +287,19 @@ class Sequence(EncodingRecipe):
         """One patch divides the windows of all inputs; each ragged sample has a last patch of its
         own.
         """
-        lengths = {name: one.shape[0] for name, one in windows.items() if not one.is_ragged}
+        lengths = {name: _steps_of(one) for name, one in windows.items() if not one.is_ragged}
         uneven = [name for name, steps in lengths.items() if steps % self.patch]
         if not uneven:
             return
         name, fitting = uneven[0], fitting_patches(lengths.values())
+        if lengths[name] == 1:
+            yield Problem(
+                ("recipe", "patch"),
+                f"A patch of {self.patch} does not fit {name!r}, which has one time step.",
+                "Rows of features are read one by one, so there are no steps to fold.",
+                {"/recipe/patch": 1},
+            )
+            return
         what = "the window" if len(windows) == 1 else f"the window {name!r}"
         every = "" if len(windows) == 1 else ", which divide the windows of all inputs"
         yield Problem(
@@ -199,17 +317,27 @@ class Sequence(EncodingRecipe):
 
     def _past_problems(self, data: Data, arrays: Mapping[str, Array]) -> Iterator[Problem]:
         """Yields what is wrong with options that need the target's own past."""
-        past = past_of_target(data, arrays)
+        past = None if self.classifies else past_of_target(data, arrays)
         off = {"residual": "none", "highway": 0, "normalize": "none"}
         for name, without in off.items():
             if past is None and getattr(self, name) != without:
+                why = (
+                    "It starts from the target's last values, and classes are no quantities."
+                    if self.classifies
+                    else "It starts from the target's last values. Files of `stoker data convert` "
+                    "say where these are; in others, name the features of the windows in the "
+                    "attribute feature_names and the target in target_name. Ragged windows do not "
+                    "count."
+                )
+                lacks = (
+                    "recipe.task is classification"
+                    if self.classifies
+                    else f"no file says which input holds the past of {data.targets[0]!r}"
+                )
                 yield Problem(
                     ("recipe", name),
-                    f"recipe.{name} is {getattr(self, name)}, and no file says which input holds "
-                    f"the past of {data.targets[0]!r}.",
-                    "It starts from the target's last values. Files of `stoker data convert` say "
-                    "where these are; in others, name the features of the windows in the attribute "
-                    "feature_names and the target in target_name. Ragged windows do not count.",
+                    f"recipe.{name} is {getattr(self, name)}, and {lacks}.",
+                    why,
                     {f"/recipe/{name}": without},
                 )
         if past is None:
@@ -238,16 +366,18 @@ class Sequence(EncodingRecipe):
             shapes = {**shapes, "targets": targets}
         if self.encoder == "transformer":
             return shapes
-        return {**shapes, "inputs": {name: one[1:] for name, one in shapes["inputs"].items()}}
+        return {**shapes, "inputs": {name: one[-1:] for name, one in shapes["inputs"].items()}}
 
     def num_parameters(self, data: Data, arrays: Mapping[str, Array]) -> int | None:
         """Counts the encoders, the fusion of several inputs, the linear head and the highway."""
         windows = [arrays[name] for name in data.inputs]
-        if any(len(window.shape) != 2 for window in windows):
+        if not all(_steps_of(window) for window in windows):
             return None
         hidden = self.hidden_size
         outputs = prod(arrays[data.targets[0]].shape) * max(1, len(self.levels))
-        encoders = sum(self.encoder_parameters(*window.shape) for window in windows)
+        if self.classifies:
+            outputs = self.classes or 0
+        encoders = sum(self.encoder_parameters(_steps_of(w), w.shape[-1]) for w in windows)
         past = past_of_target(data, arrays)
         linear = self.highway * arrays[past[0]].shape[1] if past is not None else 0
         head = outputs * (hidden + 1 + linear)
@@ -269,6 +399,21 @@ class Sequence(EncodingRecipe):
 
     def carrying(self, inputs: tuple[str, ...]) -> Mapping[str, Any]:
         return {"carry_hidden": list(inputs)}
+
+
+def _steps_of(window: Array) -> int:
+    """Time steps of a window; 1 of a row of features, 0 of what is neither."""
+    if _is_row(window):
+        return 1
+    return window.shape[0] if len(window.shape) == 2 else 0
+
+
+def _is_row(array: Array) -> bool:
+    return len(array.shape) == 1 and not array.is_ragged
+
+
+def _is_label(array: Array) -> bool:
+    return prod(array.shape) == 1 and not array.is_ragged and array.dtype.startswith(LABELS)
 
 
 def _is_horizon(target: Array) -> bool:

@@ -103,6 +103,7 @@ def field_facts(field: Document) -> FieldFacts:
         sorted=field.get("sorted"),
         parts=_field_parts(field.get("parts")),
         not_a_part=_stray(field.get("not_a_part")),
+        named_classes=len(field.get("class_names") or ()) or None,
         neighbours=_neighbours(field.get("neighbours")),
         classes=_classes(field.get("classes")),
     )

@@ -49,6 +49,10 @@ class Array:
     """Index of the feature of these windows that is the target's own past; None if the file does
     not name one.
     """
+    classes: int | None = None
+    """How many classes the labels of an array number from 0; None of others, or where not known."""
+    names_classes: bool = False
+    """True if the file has a name for each class, so that its numbers are no quantities."""
 
 
 class Roles(NamedTuple):

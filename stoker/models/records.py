@@ -219,6 +219,8 @@ class DatasetField(Answer):
     """
     not_a_part: NotAPart | None = None
     """Why one whole number a sample cannot split the samples; null: it can, or is no such field."""
+    class_names: list[str] | None = None
+    """Of labels whose file names the classes: the names, in the order of their numbers."""
     neighbours: Neighbours | None = None
     """The likeness of its neighbours; null also where no value varies, and for ragged arrays."""
     classes: list[LabelClass] | None = None

@@ -488,7 +488,8 @@ def test_of_other_names_the_recipe_takes_what_its_shapes_tell():
 
 def test_roles_that_the_recipe_cannot_train_on_are_not_taken():
     """They are for another recipe."""
-    of_file = weather(roles=Roles(("targets",), ("features",)))
+    cubes = replace(FIELDS["features"], shape=(2, 2, 2))
+    of_file = weather(fields={"cubes": cubes, **FIELDS}, roles=Roles(("cubes",), ("targets",)))
     assert spec_fields(plan_of(facts=world(of_file)), *ROLES) == [["features"], ["targets"]]
 
 

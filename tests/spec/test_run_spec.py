@@ -19,7 +19,7 @@ CONTRACT = {
     "preset": "auto",
     "recipe": {
         "kind": "sequence", "version": "1", "encoder": "lstm", "fusion": "block",
-        "quantiles": None,
+        "quantiles": None, "task": "regression", "classes": None,
         "residual": "last", "highway": 24, "normalize": "none",
         "hidden_size": 64, "num_layers": 1, "num_heads": None, "patch": 6, "dropout": 0.0,
         "carry_hidden": False, "loss": "mae",

@@ -137,6 +137,26 @@ def test_arrays_without_names_are_compared_with_the_mean(lab: Lab) -> None:
     assert outcome.result["naive"]["val_mae"] == pytest.approx(expected)
 
 
+def test_rows_of_features_are_compared_with_a_ridge_on_all_of_them(lab: Lab) -> None:
+    random = np.random.default_rng(0)
+    rows = random.normal(size=(200, 4))
+    with h5py.File(lab.data, "a") as file:
+        del file["targets"]
+        file["rows"] = rows.astype(np.float32)
+        file["targets"] = rows @ np.ones((4, 2)) + np.cos(3 * rows[:, :1])
+        del file["features"], file["flat"], file["cube"]
+    patch = {"recipe": {"patch": 1}, "data": {"inputs": ["rows"]}}
+    result = lab.run(patch=merged(SHORT, patch)).result
+    rows, targets = arrays_of(lab, "rows", "targets")
+    training, part = slice(140), slice(140, 180)
+    fitted = Ridge(alpha=1e-3).fit(rows[training], targets[training])
+    scores = by_name(result, "val_mae")
+    assert set(scores) == {"training mean", "ridge on all features"}
+    expected = np.abs(fitted.predict(rows[part]) - targets[part]).mean()
+    assert scores["ridge on all features"] == pytest.approx(expected, rel=0.02)
+    assert result["naive"]["val_mae"] == scores["ridge on all features"]
+
+
 def test_the_best_is_taken_by_the_direction_of_its_metric() -> None:
     rows = [
         ("a", "val_mae", 2.0),

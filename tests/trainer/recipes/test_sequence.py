@@ -36,9 +36,13 @@ def task_for(patch: dict[str, Any], **shapes: tuple[int, ...]) -> SequenceTask:
         (
             {},
             {"features": (12,)},
-            r"'features' has samples of float32 \(12,\).* windows of \(time steps, features\)",
+            "A patch of 3 does not fit 'features', which has one time step",
         ),
-        ({}, {"features": (12, 3, 2)}, r"float32 \(12, 3, 2\)"),
+        (
+            {},
+            {"features": (12, 3, 2)},
+            r"'features' has samples of float32 \(12, 3, 2\).* windows of \(time steps, features\)",
+        ),
         ({}, {"targets": (2, 2, 2)}, "horizon"),
         ({"data": {"targets": ["features", "targets"]}}, {}, "one array in data.targets"),
     ],

@@ -61,7 +61,7 @@ def frames(lab: Lab) -> Lab:
     ("patch", "shapes", "told"),
     [
         (SEVERAL | {"recipe": {"patch": 4}}, {}, "window 'slow' of 6 time steps.* 1, 2, 3, 6"),
-        (SEVERAL, {"slow": (6,)}, r"'slow' has samples of float32 \(6,\)"),
+        (SEVERAL, {"slow": (6, 2, 2)}, r"'slow' has samples of float32 \(6, 2, 2\)"),
         (SEVERAL | {"recipe": {"num_heads": 3}}, {}, "3 heads do not divide a hidden size of 8"),
         ({"recipe": {"num_heads": 2}}, {}, "encoder lstm have no attention, so 2 heads"),
         ({"data": {"targets": ["targets", "slow"]}}, {}, "one array in data.targets, not 2"),

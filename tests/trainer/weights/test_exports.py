@@ -121,6 +121,30 @@ def test_quantile_forecasts_are_exported_with_their_levels(lab: Lab) -> None:
     assert mae == pytest.approx(outcome.result["last"]["val_mae"], rel=1e-5)
 
 
+@pytest.mark.parametrize("inputs", ["flat", "features"])
+def test_classes_are_exported_as_logits(lab: Lab, inputs: str) -> None:
+    with h5py.File(lab.data, "a") as file:
+        features = file[inputs][:]
+        labels = np.digitize(file["targets"][:, 0], [18, 22])
+        file["label"] = labels
+    outcome = trained(lab, {
+        "recipe": {"task": "classification", "classes": 3, "patch": 1},
+        "data": {"inputs": [inputs], "targets": ["label"]},
+        "evaluation": {"metrics": ["f1", "accuracy", "auc"]},
+    })  # fmt: skip
+    order = order_for(lab, outcome, "onnx")
+    made = make_export(order)
+    (output,) = made["facts"]["outputs"]
+    assert output == {"name": "logits", "dtype": "float32", "shape": ["batch", 3]}
+    (logits,) = answers(Path(order["out"]), **{inputs: features})
+    held_out = slice(-made["facts"]["samples"], None)
+    accuracy = (logits.argmax(1) == labels)[held_out].mean()
+    assert accuracy == pytest.approx(outcome.result["last"]["val_accuracy"])
+    for name in ("f1", "accuracy", "auc"):
+        scores = by_name(made)["onnx"]["scores"]
+        assert scores[name] == pytest.approx(outcome.result["last"][f"val_{name}"], abs=1e-3)
+
+
 def test_a_manifest_names_every_file_with_its_hash(lab: Lab) -> None:
     outcome = trained(lab)
     order = order_for(lab, outcome, "safetensors")

@@ -153,9 +153,8 @@ def exact_for(field: Field, moments: Moments) -> Moments:
 
 
 def in_patches(steps: Tensor, patch: int) -> Tensor:
-    """(batch, window, features) as (batch, steps, patch × features)."""
-    batch_size, window, _ = steps.shape
-    return steps.reshape(batch_size, window // patch, -1)
+    """(batch, window, features) as (batch, steps, patch × features). A row is one step."""
+    return steps.reshape(steps.shape[0], -1, patch * steps.shape[-1])
 
 
 def precision_of_rnns(device_type: str) -> AbstractContextManager[object]:

@@ -126,6 +126,30 @@ def log_shares(counts: Tensor) -> Tensor:
     return ((counts.double() + 1) / (counts.double() + 1).sum()).log().float()
 
 
+def with_steps(inputs: Tensor) -> Tensor:
+    """Rows of features, (batch, features), as windows of one step; windows as they are."""
+    return inputs[:, None] if inputs.ndim == 2 else inputs
+
+
+class Linear(nn.Module):
+    """A linear map of the last steps of an input. weights: (steps, features, outputs)."""
+
+    weights: Tensor
+    intercept: Tensor
+
+    def __init__(self, place: int, fitted: Ridge) -> None:
+        """`place`: of the input among the model's."""
+        super().__init__()
+        self._place = place
+        self.register_buffer("weights", fitted.weights)
+        self.register_buffer("intercept", fitted.intercept)
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """(batch, outputs), float64."""
+        steps = with_steps(inputs[self._place])[:, -len(self.weights) :].double()
+        return torch.einsum("nsf,sfo->no", steps, self.weights) + self.intercept
+
+
 class Constant(nn.Module):
     """Answers the same values for each sample. values: (*outputs)."""
 

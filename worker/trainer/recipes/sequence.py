@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -12,8 +13,11 @@ from torch.nn import functional
 from app.recipes.quantiles import point_level
 from app.recipes.sequence import Sequence
 from app.spec.recipe import BACKBONE, past_of_target
+from app.spec.run import RunSpec
 from worker.trainer.data.batch import Batch
-from worker.trainer.data.source import arrays_of, lengths_of
+from worker.trainer.data.source import Field, arrays_of, lengths_of
+from worker.trainer.data.training_data import TrainingData
+from worker.trainer.errors import DataError
 from worker.trainer.recipes.base import (
     Exported,
     Predictor,
@@ -21,9 +25,24 @@ from worker.trainer.recipes.base import (
     Tables,
     Task,
     TrainingSamples,
+    WeightedLoss,
 )
-from worker.trainer.recipes.encoders import exact_for
-from worker.trainer.recipes.fitting import MOST_COLUMNS, Constant, ridge
+from worker.trainer.recipes.class_scores import (
+    LinearClasses,
+    class_loss,
+    class_scores,
+    class_sums,
+)
+from worker.trainer.recipes.encoders import Moments, exact_for
+from worker.trainer.recipes.fitting import (
+    MOST_COLUMNS,
+    Constant,
+    Linear,
+    Ridge,
+    log_shares,
+    ridge,
+    with_steps,
+)
 from worker.trainer.recipes.quantiles import Banded, covered, error_quantiles, pinball
 from worker.trainer.recipes.sequence_model import (
     Forecaster,
@@ -73,13 +92,21 @@ class SequenceTask(Task):
         """
         if self.recipe.residual == "none" or not isinstance(model, Forecaster):
             return  # A task derived from this one may build a model of its own.
-        targets = samples.batch.arrays[self.target_name].flatten(1)
+        targets = samples.batch.arrays[self.target_name]
+        targets = targets.reshape(len(targets), -1)
         windows = samples.batch.arrays[self.spec.data.inputs[model.past_input]]
         if self.target_name in self.standardized:
             model.fit_scale(windows, targets)
         if model.highway is not None and windows.shape[2] <= MOST_COLUMNS:
             fitted = ridge(*model.highway_problem(windows, targets))
             model.start_at(fitted.weights, fitted.intercept)
+
+    @classmethod
+    def for_run(cls, spec: RunSpec, fields: Mapping[str, Field]) -> "SequenceTask":
+        recipe = spec.recipe
+        if cls is SequenceTask and isinstance(recipe, Sequence) and recipe.classifies:
+            return SequenceClassesTask.for_run(spec, fields)
+        return super().for_run(spec, fields)
 
     def build_model(self, statistics: Statistics, tables: Tables) -> nn.Module:
         model = self._new_model(statistics)
@@ -89,14 +116,13 @@ class SequenceTask(Task):
         return model
 
     def _new_model(self, statistics: Statistics) -> SequenceModel | TimeframesModel:
-        names, targets = self.spec.data.inputs, self.fields[self.target_name]
-        scaled = statistics.get(self.target_name, (torch.tensor(0.0), torch.tensor(1.0)))
+        names = self.spec.data.inputs
         samples = [self._sample(name) for name in names]
         inputs = []
         for name, (_, features) in zip(names, samples, strict=True):
             unscaled = torch.zeros(features), torch.ones(features)
             inputs.append(exact_for(self.fields[name], statistics.get(name, unscaled)))
-        target = targets.shape, exact_for(targets, scaled)
+        target = self._target(statistics)
         if self.is_fused:
             return TimeframesModel(self.recipe, samples, target[0], inputs, target[1], self.past)
         return SequenceModel(self.recipe, samples[0], target[0], inputs[0], target[1], self.past)
@@ -110,10 +136,15 @@ class SequenceTask(Task):
         name, feature = found
         return Past(self.spec.data.inputs.index(name), feature, self._sample(name)[1])
 
+    def _target(self, statistics: Statistics) -> tuple[tuple[int, ...], Moments]:
+        """The shape of a forecast without levels, and the target's mean and deviation."""
+        field, unscaled = self.fields[self.target_name], (torch.tensor(0.0), torch.tensor(1.0))
+        return field.shape, exact_for(field, statistics.get(self.target_name, unscaled))
+
     def _sample(self, name: str) -> tuple[int, int]:
         """Time steps and features of an input."""
-        window, features = self.fields[name].shape
-        return window, features
+        *steps, features = self.fields[name].shape
+        return (steps[0] if steps else 1), features
 
     def blocks(self, model: nn.Module) -> Iterable[nn.Module]:
         """The layers of transformers."""
@@ -181,11 +212,15 @@ class SequenceTask(Task):
     def _point_baselines(self, samples: TrainingSamples) -> dict[str, Predictor]:
         targets = samples.batch.arrays[self.target_name].double()
         found: dict[str, Predictor] = {"training mean": Constant(targets.mean(0))}
+        flat, shape = targets.reshape(len(targets), -1), targets.shape[1:]
+        first = self.spec.data.inputs[0]
+        if len(self.fields[first].shape) == 1 and not self.is_fused:
+            fitted = ridge(with_steps(samples.batch.arrays[first]), flat)
+            return found | {"ridge on all features": LinearForecast(0, fitted, shape)}
         if samples.past is None:
             return found
         name, feature, seconds = samples.past
         past = samples.batch.arrays[name][:, -MOST_LAGS:, feature].double()
-        flat, shape = targets.reshape(len(targets), -1), targets.shape[1:]
         steps = past.shape[1]
         place = self.spec.data.inputs.index(name)
 
@@ -243,7 +278,7 @@ class SequenceTask(Task):
         name = f"{self.target_name}_quantiles" if self.recipe.levels else self.target_name
         return replace(super().exported(batch), outputs=(name,))
 
-    def scores(self, sums: Mapping[str, float], samples: int) -> dict[str, float]:
+    def scores(self, sums: Mapping[str, Any], samples: int) -> dict[str, float]:
         mse = sums["squared"] / samples
         metrics = {"mae": sums["absolute"] / samples, "mse": mse, "rmse": math.sqrt(mse)}
         if self.recipe.levels:
@@ -265,15 +300,110 @@ class SequenceTask(Task):
             return error.square().mean()
         return functional.huber_loss(error, torch.zeros_like(error))
 
-    def _error(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Forecasts minus targets in the target's own units; with an axis of levels, if any."""
+    def _forecast(self, model: nn.Module, batch: Batch) -> Tensor:
         inputs = [batch.arrays[name] for name in self.spec.data.inputs]
         lengths = lengths_of(self.spec.data.inputs[0])
         if lengths in batch.arrays:
             inputs.append(batch.arrays[lengths])
         forecast: Tensor = model(*inputs)
+        return forecast
+
+    def _error(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Forecasts minus targets in the target's own units; with an axis of levels, if any."""
+        forecast = self._forecast(model, batch)
         targets = batch.arrays[self.target_name].to(forecast.dtype)
         return forecast - (targets[..., None] if self.recipe.levels else targets)
+
+
+class SequenceClassesTask(SequenceTask):
+    """Task classification: the cross entropy of one class a sample."""
+
+    prepared_by = ("task", "classes")
+
+    @property
+    def classes(self) -> int:
+        assert self.recipe.classes is not None  # noqa: S101 - the recipe's problems say so
+        return self.recipe.classes
+
+    @property
+    def past(self) -> None:
+        """A class has no past that is added to."""
+
+    def _target(self, statistics: Statistics) -> tuple[tuple[int, ...], Moments]:
+        return (self.classes,), (torch.tensor(0.0), torch.tensor(1.0))
+
+    def prepare(self, data: TrainingData) -> Tables:
+        """No tables, but a look at every label: one out of range would end a step on a GPU without
+        a word about where it lies. Raises DataError.
+        """
+        begin = 0
+        for piece in data.whole(self.target_name):
+            labels = piece[self.target_name].reshape(-1)
+            wrong = np.flatnonzero((labels < 0) | (labels >= self.classes))
+            if len(wrong):
+                row = int(wrong[0])
+                raise DataError(
+                    f"{self.target_name!r} is {labels[row]} in {data.place_of(begin + row)}, and "
+                    f"recipe.classes is {self.classes:,}, so labels are 0 to {self.classes - 1:,}. "
+                    "Raise recipe.classes, or mend or drop such rows and register the data again; "
+                    "then restart the run from scratch."
+                )
+            begin += len(labels)
+        return {}
+
+    def made_up_tables(self) -> Tables:
+        return {}
+
+    def build_model(self, statistics: Statistics, tables: Tables) -> nn.Module:
+        model = super().build_model(statistics, tables)
+        given = self.spec.class_weights
+        weights = None if given is None else torch.tensor(given)
+        model.register_buffer("class_weights", weights, persistent=False)
+        return model
+
+    def baselines(self, samples: TrainingSamples, model: nn.Module) -> Mapping[str, Predictor]:
+        """The most common class, and a ridge on each input with an indicator of every class."""
+        labels = self._labels(samples.batch)
+        counts = labels.bincount(minlength=self.classes)
+        found: dict[str, Predictor] = {"most common class": Constant(log_shares(counts))}
+        names = self.spec.data.inputs
+        if lengths_of(names[0]) in samples.batch.arrays:
+            return found
+        indicators = functional.one_hot(labels, self.classes).double()
+        for place, name in enumerate(names):
+            fitted = ridge(with_steps(samples.batch.arrays[name]), indicators)
+            steps = "" if fitted.steps == 1 else f" of the last {fitted.steps} steps"
+            which = "" if len(names) == 1 else f" of {name}"
+            found[f"ridge on all features{which}{steps}"] = LinearClasses(place, fitted)
+        return found
+
+    def loss(  # type: ignore[override]  # a mean over classes that are weighted
+        self, model: nn.Module, batch: Batch
+    ) -> dict[str, Tensor] | WeightedLoss:
+        return class_loss(self._logits(model, batch), self._labels(batch), _class_weights(model))
+
+    def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        with_auc = "auc" in self.spec.evaluation.metrics
+        logits, labels = self._logits(model, batch), self._labels(batch)
+        return class_sums(logits, labels, _class_weights(model), with_auc=with_auc)
+
+    def scores(self, sums: Mapping[str, Any], samples: int) -> dict[str, float]:
+        return class_scores(sums, samples, self.spec.evaluation.metrics)
+
+    def exported(self, batch: Batch) -> Exported:
+        """Raw features to a logit for each class, (batch, classes); softmax gives probabilities."""
+        return replace(super().exported(batch), outputs=("logits",))
+
+    def _logits(self, model: nn.Module, batch: Batch) -> Tensor:
+        return self._forecast(model, batch).float()
+
+    def _labels(self, batch: Batch) -> Tensor:
+        return batch.arrays[self.target_name].reshape(-1).long()
+
+
+def _class_weights(model: nn.Module) -> Tensor | None:
+    weights: Tensor | None = model.get_buffer("class_weights")
+    return weights
 
 
 def _a_season_ago(length: float, seconds: float | None, steps: int, horizon: int) -> Tensor | None:
@@ -293,6 +423,18 @@ def _mean_of_last(count: int, steps: int) -> Tensor:
     weights = torch.zeros(steps, dtype=torch.float64)
     weights[-count:] = 1 / count
     return weights
+
+
+class LinearForecast(Linear):
+    """A linear map of the last steps of an input to a forecast."""
+
+    def __init__(self, place: int, fitted: Ridge, shape: torch.Size) -> None:
+        """`shape`: of a forecast."""
+        super().__init__(place, fitted)
+        self._shape = shape
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return super().forward(*inputs).view(-1, *self._shape)
 
 
 class LinearInPast(nn.Module):

@@ -28,6 +28,7 @@ from worker.trainer.data.formats.hdf5_file import (
     HDF5_ERRORS,
     INPUTS,
     TARGETS,
+    class_names_of,
     open_file,
     read_roles,
     unusable_because,
@@ -321,7 +322,7 @@ def _without_nulls(report: dict[str, Any], columns: Fields) -> Fields:
 def _describe(array: InRows | Apart) -> dict[str, Any]:
     shape = list(array.shape[1:])
     described: dict[str, Any] = {"shape": shape, "dtype": array.dtype.name, "lengths": None}
-    described |= {"neighbours": None, "classes": None}
+    described |= {"neighbours": None, "classes": None, "class_names": None}
     if isinstance(array, ArrowArray):
         return described | _describe_column(array)
     if isinstance(array, RaggedArray | PackedArray):
@@ -414,6 +415,8 @@ def _sample_rows(report: dict[str, Any], arrays: Fields) -> None:
             continue
         report["fields"][name] |= parts_of(array)
         report["fields"][name]["classes"] = classes_of(array, rows)
+        if isinstance(array, h5py.Dataset):
+            report["fields"][name]["class_names"] = class_names_of(array)
         report["fields"][name]["neighbours"] = neighbours_of(rows)
         if found := slides_in(array, rows):
             overlaps[name], breaks[name] = found

@@ -23,6 +23,8 @@ USABLE_DTYPES = frozenset(
 MAX_LINKS = 1_000
 # Attributes of a file: the names of the arrays that are inputs and targets, in a recipe's order.
 INPUTS, TARGETS = "inputs", "targets"
+# Attribute of an array of labels: what the classes are called that it numbers from 0.
+CLASS_NAMES = "class_names"
 
 T = TypeVar("T")
 
@@ -101,6 +103,18 @@ def read_roles(file: h5py.File, fields: Iterable[str]) -> dict[str, list[str]] |
         if not names or not known >= {*roles[part]}:
             return None
     return roles
+
+
+def write_class_names(labels: h5py.Dataset, names: Iterable[str]) -> None:
+    """Records the names of the classes that an array numbers from 0."""
+    text = h5py.string_dtype()
+    labels.attrs.create(CLASS_NAMES, np.array(list(names), dtype=object), dtype=text)
+
+
+def class_names_of(labels: h5py.Dataset) -> list[str] | None:
+    """Returns the names of an array's classes, in the order of their numbers; None without any."""
+    names = np.atleast_1d(labels.attrs.get(CLASS_NAMES, ())).tolist()
+    return [one.decode() if isinstance(one, bytes) else str(one) for one in names] or None
 
 
 def find_array(file: h5py.File, name: str) -> h5py.Dataset | None:
