@@ -27,6 +27,7 @@ from worker.trainer.tools import (
     convert,
     numpy_arrays,
     padding,
+    plain_rows,
     sample_bars,
     sample_board,
     sample_weather,
@@ -63,6 +64,38 @@ def converted_table(out: Path) -> None:
     table.write_text("\n".join(["warmth,wind,rain", *rows]))
     given = ["--window=50", "--horizon=4", "--target=warmth", "--no-time"]
     assert samples.main([str(table), str(out), *given]) == 0
+
+
+def write_labelled(out: Path) -> Path:
+    """Rows of two features, and a text, a whole number and a number."""
+    table = out.with_suffix(".csv")
+    rows = [
+        f"{a},{b},{'up' if a > b else 'down'},{int(a > 0) + int(b > 0)},{c}"
+        for a, b, c in series_of(300)
+    ]
+    table.write_text("\n".join(["a,b,way,count,price", *rows]))
+    return table
+
+
+def converted_rows(out: Path) -> None:
+    table = write_labelled(out)
+    assert plain_rows.main([str(table), str(out), "--target=price"]) == 0
+
+
+def converted_classes(out: Path) -> None:
+    table = write_labelled(out)
+    assert plain_rows.main([str(table), str(out), "--target=way", "--classes"]) == 0
+
+
+def converted_states(out: Path) -> None:
+    given = ["--window=8", "--horizon=2", "--target=way", "--classes", "--no-time"]
+    assert samples.main([str(write_labelled(out)), str(out), *given]) == 0
+
+
+def converted_labels(out: Path) -> None:
+    rows = RANDOM.normal(size=(200, 3)).astype(np.float32)
+    np.savez(out.with_suffix(".npz"), x=rows, y=np.digitize(rows[:, 0], [-0.5, 0.5]))
+    assert numpy_arrays.main([str(out.with_suffix(".npz")), str(out)]) == 0
 
 
 def converted_bars(out: Path) -> None:
@@ -107,7 +140,11 @@ def sampled_molecules(out: Path) -> None:
 
 FILES: dict[str, tuple[Callable[[Path], object], str, list[dict[str, Any]]]] = {
     "windows": (converted_windows, "", [SEQUENCE]),
-    "table": (converted_table, "", [SEQUENCE]),
+    "table": (converted_table, "", [SEQUENCE, {**SEQUENCE, "loss": "quantile"}]),
+    "rows": (converted_rows, "", [SEQUENCE]),
+    "classes": (converted_classes, "", [SEQUENCE, {**SEQUENCE, "encoder": "transformer"}]),
+    "windows of classes": (converted_states, "", [SEQUENCE]),
+    "labels": (converted_labels, "", [{**SEQUENCE, "task": "classification"}]),
     "bars": (converted_bars, "", [SEQUENCE, {**SEQUENCE, "encoder": "transformer"}]),
     "panel": (converted_panel, "", [{"kind": "panel-graph"}]),
     "numpy": (converted_numpy, "", [SEQUENCE]),
@@ -189,3 +226,47 @@ def test_a_highway_without_a_past_is_refused_where_it_was_asked_for(tmp_path: Pa
     (error,) = planned({**SEQUENCE, "highway": 6}, path).errors
     assert error.loc == ["recipe", "highway"]
     assert [(op.path, op.value) for op in error.fix] == [("/recipe/highway", 0)]
+
+
+def test_a_file_of_classes_settles_what_follows_from_them(lab: Lab) -> None:
+    path = lab.root / "made.h5"
+    converted_classes(path)
+    plan = planned(SEQUENCE, path)
+    spec = plan.require_ok()
+    recipe = {name: spec["recipe"][name] for name in ("task", "classes", "patch")}
+    assert recipe == {"task": "classification", "classes": 2, "patch": 1}
+    assert spec["data"]["standardize"] == {"inputs": True, "targets": False}
+    assert spec["evaluation"]["metrics"] == ["f1", "accuracy"]
+    assert (spec["checkpoint"]["monitor"], spec["checkpoint"]["mode"]) == ("val_f1", "max")
+    assert plan.provenance["/checkpoint/monitor"] == {"value": "val_f1", "source": "guard"}
+    assert planned({**SEQUENCE, "task": "classification"}, path).require_ok() == spec
+
+
+def test_what_a_request_names_is_not_settled(lab: Lab) -> None:
+    path = lab.root / "made.h5"
+    converted_classes(path)
+    lines = {
+        "recipe": SEQUENCE,
+        "data": {"dataset": "waves"},
+        "training": {"max_steps": 2},
+        "checkpoint": {"monitor": "val_accuracy"},
+        "evaluation": {"metrics": ["accuracy", "auc"]},
+    }
+    spec = make_plan(lines, world(facts_of(path)), CATALOG).require_ok()
+    assert spec["evaluation"]["metrics"] == ["accuracy", "auc"]
+    assert (spec["checkpoint"]["monitor"], spec["checkpoint"]["mode"]) == ("val_accuracy", "max")
+    (error,) = planned({**SEQUENCE, "task": "regression"}, path).errors
+    assert "holds classes, which its file names" in error.message
+    assert [(op.path, op.value) for op in error.fix] == [("/recipe/task", "classification")]
+
+
+def test_labels_say_how_many_classes_there_are(lab: Lab) -> None:
+    path = lab.root / "made.h5"
+    converted_labels(path)
+    spec = planned({**SEQUENCE, "task": "classification"}, path).require_ok()
+    assert (spec["recipe"]["classes"], spec["data"]["inputs"], spec["data"]["targets"]) == (
+        3, ["x"], ["y"],
+    )  # fmt: skip
+    (error,) = planned({**SEQUENCE, "task": "classification", "classes": 2}, path).errors
+    assert "the labels of 'y' go up to 2" in error.message
+    assert [(op.path, op.value) for op in error.fix] == [("/recipe/classes", 3)]

@@ -8,8 +8,18 @@ from pathlib import Path
 import typer
 
 from app.cli.connect import read_settings
-from app.cli.data.made import Document, as_graphs, converted, cut, cut_bars, cut_panel, written
+from app.cli.data.made import (
+    Document,
+    as_graphs,
+    converted,
+    cut,
+    cut_bars,
+    cut_panel,
+    rows_of,
+    written,
+)
 from app.cli.data.options import (
+    Classes,
     Decimal,
     Entity,
     Every,
@@ -23,6 +33,7 @@ from app.cli.data.options import (
     OnBad,
     Out,
     Pad,
+    Rows,
     Smiles,
     Source,
     Target,
@@ -40,6 +51,7 @@ from app.spec.suffixes import ARROW, HDF5, NUMPY, dataset_name_of
 
 # What does the work.
 BARS, SAMPLES = "worker.trainer.tools.bars", "worker.trainer.tools.samples"
+ROWS = "worker.trainer.tools.plain_rows"
 PADDING, PANEL = "worker.trainer.tools.padding", "worker.trainer.tools.panel.panel_rows"
 ARRAYS, OVERLAPPING = "worker.trainer.tools.numpy_arrays", "worker.trainer.tools.convert"
 MOLECULES = "worker.trainer.tools.molecules.convert"
@@ -57,6 +69,8 @@ def convert(
     timeframes: Timeframes = None,
     horizon: Horizon = None,
     target: Target = None,
+    rows: Rows = False,
+    classes: Classes = False,
     entity: Entity = None,
     every: Every = 1,
     array: OfArray = None,
@@ -78,6 +92,7 @@ def convert(
 
     Of windows that overlap, in HDF5 or Arrow files: the same samples to the last bit, far smaller.
     With --window, of rows in time: samples of `features` and of the `targets` that follow them.
+    With --rows, of rows that are samples by themselves: their `features`, and a number or a class.
     With --timeframes, of bars: an array each, of bars that have closed when the sample ends.
     With --window and --entity, of rows of many entities: a sample is all entities of a date.
     Of NumPy's files: the same arrays.
@@ -88,7 +103,7 @@ def convert(
     _require_convertible(path, out)
     asked = Asked(
         path, window, timeframes, horizon or None, _only_one(target), entity, every, array,
-        on_bad, max_gap, pad, smiles, max_atoms,
+        on_bad, max_gap, pad, smiles, max_atoms, rows, classes,
     )  # fmt: skip
     form = _form(time, time_format, decimal, thousands, no_time=no_time, no_header=no_header)
     module, how = _work(asked, form)
@@ -113,6 +128,8 @@ class Asked:
     pad: int | None
     smiles: str | None
     max_atoms: int | None
+    rows: bool = False
+    classes: bool = False
 
     @property
     def is_cut(self) -> bool:
@@ -129,8 +146,14 @@ def _work(asked: Asked, form: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
         on_bad=asked.on_bad,
         max_gap=asked.max_gap,
     )
+    if asked.rows or asked.classes:
+        _require_rows_or_windows(asked, form)
+    if asked.rows:
+        return ROWS, (*names, *form, *_flags(classes=asked.classes))
     if form and not asked.is_cut:
-        raise CommandFailed(f"{form[0].partition('=')[0]} goes with --window or --timeframes.")
+        raise CommandFailed(
+            f"{form[0].partition('=')[0]} goes with --window, --timeframes or --rows."
+        )
     if asked.smiles is not None or asked.path.suffix.lower() in OF_MOLECULES:
         _require_molecules_alone(asked)
         return MOLECULES, (*names, *_given(smiles=asked.smiles, max_atoms=asked.max_atoms))
@@ -139,7 +162,8 @@ def _work(asked: Asked, form: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
     _require_one_way(asked, form)
     if asked.is_cut:
         cutter, how = _cut_by(asked)
-        return cutter, (*how, f"--every={asked.every}", *names, *form)
+        classes = _flags(classes=asked.classes)
+        return cutter, (*how, f"--every={asked.every}", *names, *form, *classes)
     if asked.pad is not None:
         _require_no_cut(asked.horizon, asked.column, None, asked.every)
         return PADDING, (f"--pad={asked.pad}", *names)
@@ -235,6 +259,41 @@ def _require_molecules_alone(asked: Asked) -> None:
         )
 
 
+def _require_rows_or_windows(asked: Asked, form: tuple[str, ...]) -> None:
+    """CommandFailed for options that do not go with --rows, or with --classes."""
+    if asked.rows:
+        others = _given(
+            window=asked.window, timeframes=asked.timeframes, horizon=asked.horizon,
+            entity=asked.entity, array=asked.array, max_gap=asked.max_gap, pad=asked.pad,
+            smiles=asked.smiles, max_atoms=asked.max_atoms,
+        )  # fmt: skip
+        others += tuple(one for one in form if one.startswith(("--time", "--no-time")))
+        if asked.every != 1:
+            others += ("--every",)
+        if others:
+            raise CommandFailed(
+                f"{others[0].partition('=')[0]} does not go with --rows: each row is a sample by "
+                "itself, at no time. Leave one of both out."
+            )
+        if asked.path.suffix.lower() in (*HDF5, *NUMPY):
+            raise CommandFailed(
+                f"--rows is for tables, and the arrays of {asked.path} are read as they are: rows "
+                "of features (samples, columns) beside their targets. Leave it out."
+            )
+        if asked.column is None:
+            raise CommandFailed("--rows needs --target COLUMN: what to learn of each row.")
+    elif asked.window is None or asked.entity is not None:
+        raise CommandFailed(
+            "--classes goes with --rows, or with --window without --entity: the values of --target "
+            "are classes."
+        )
+
+
+def _flags(**flags: bool) -> tuple[str, ...]:
+    """Those that are given, as they are passed on."""
+    return tuple(f"--{name}" for name, is_given in flags.items() if is_given)
+
+
 def _given(*flags: str, **options: object) -> tuple[str, ...]:
     """As they are passed on."""
     named = {name.replace("_", "-"): value for name, value in options.items()}
@@ -305,7 +364,10 @@ def _without_cut(asked: Asked) -> str:
     path = asked.path
     if not path.is_dir() and path.suffix.lower() not in (*HDF5, *ARROW, *NUMPY):
         needed = _to_add(None, asked.horizon, asked.column)
-        raise CommandFailed(f"{path} holds rows, and samples have to be cut out of them. {needed}")
+        raise CommandFailed(
+            f"{path} holds rows, and samples have to be cut out of them. {needed} If each row is a "
+            "sample by itself, pass --rows --target COLUMN."
+        )
     _require_no_cut(asked.horizon, asked.column, asked.array, asked.every)
     return ARRAYS if path.suffix.lower() in NUMPY and not path.is_dir() else OVERLAPPING
 
@@ -317,6 +379,7 @@ def _run(module: str, path: Path, out: Path, *options: str) -> tuple[Document, l
     told = {
         BARS: cut_bars,
         SAMPLES: cut,
+        ROWS: rows_of,
         PANEL: cut_panel,
         ARRAYS: written,
         PADDING: written,

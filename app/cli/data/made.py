@@ -33,9 +33,21 @@ def cut(made: Document) -> list[str]:
     of = f"{number(made['steps'])} rows{over}"
     return [
         f"{number(made['samples'])} samples of {number(features)} features, cut out of {of}.",
+        *([f"Target: {made['classes']}."] if made.get("classes") else []),
         *_skipped(made),
         *_separated(made),
         *(_read_times(made) or ["No column of times: gaps between rows cannot be seen."]),
+        f"{made['path']}: {size(made['bytes'])}.",
+    ]
+
+
+def rows_of(made: Document) -> list[str]:
+    what = made["classes"] or "numbers"
+    return [
+        f"{number(made['samples'])} rows of {number(len(made['features']))} features. Target: "
+        f"{made['target']}, {what}.",
+        *_skipped(made),
+        *_separated(made),
         f"{made['path']}: {size(made['bytes'])}.",
     ]
 

@@ -42,6 +42,23 @@ Target = Annotated[
         "molecules: the column or property to learn."
     ),
 ]
+Rows = Annotated[
+    bool,
+    typer.Option(
+        "--rows",
+        help="Each row of a table is a sample by itself: all other columns of numbers are its "
+        "features, and --target what to learn.",
+    ),
+]
+Classes = Annotated[
+    bool,
+    typer.Option(
+        "--classes",
+        help="With --rows or --window: the values of --target, texts or numbers, are classes. They "
+        "are numbered in their order, and the file names them. A window's class is that of the row "
+        "which lies --horizon behind its end.",
+    ),
+]
 Every = Annotated[
     int,
     typer.Option(
@@ -52,9 +69,9 @@ Every = Annotated[
 Source = Annotated[
     Path,
     typer.Argument(
-        help="HDF5, NumPy (.npz, .npy), or Arrow files in a folder; with --window also CSV and "
-        "Parquet; with --timeframes CSV, a file or a folder; molecules as SDF, SMILES (.smi) or, "
-        "with --smiles, CSV."
+        help="HDF5, NumPy (.npz, .npy), or Arrow files in a folder; with --window or --rows also "
+        "CSV and Parquet; with --timeframes CSV, a file or a folder; molecules as SDF, SMILES "
+        "(.smi) or, with --smiles, CSV."
     ),
 ]
 Out = Annotated[
@@ -93,8 +110,8 @@ class OnBad(StrEnum):
 WhenBad = Annotated[
     OnBad | None,
     typer.Option(
-        help="With --window, --timeframes or molecules: at what cannot be used, or a gap in times, "
-        "stop (the default) or skip it and count."
+        help="With --window, --timeframes, --rows or molecules: at what cannot be used, or a gap "
+        "in times, stop (the default) or skip it and count."
     ),
 ]
 Smiles = Annotated[

@@ -243,7 +243,7 @@ def test_what_says_how_text_is_read_is_refused_elsewhere(cli, home, tmp_path):
     assert cli("data", "convert", str(path), *CUT, "--time", "when").code == 0
     np.savez(tmp_path / "x.npz", x=np.zeros((9, 2)))
     refused = cli("data", "convert", str(tmp_path / "x.npz"), "--no-header")
-    assert "--no-header goes with --window or --timeframes" in refused.err
+    assert "--no-header goes with --window, --timeframes or --rows" in refused.err
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["x"] = np.zeros((99, 2))
     named = cli("data", "convert", str(tmp_path / "x.h5"), *CUT, "--time", "when")

@@ -2,25 +2,30 @@
 
 `python -m worker.trainer.tools.samples IN OUT.h5 --window N --horizon M --target COLUMN` prints
 one JSON document. A sample is `features` (N, columns), the table's rows from one on, and `targets`
-(M,), the rows of one column that follow. No sample reaches from one file of a folder into the
-next. Rows with a number that is missing or not finite end it, or are left out and counted
-(`--on-bad skip`); so do rows that are out of order and gaps, where a column says when each row was,
-see `worker.trainer.tools.row_times`. No sample reaches over what is left out.
+(M,), the rows of one column that follow. With --classes `targets` is the class of the last of
+these, and its column is no feature. No sample reaches from one file of a folder into the next.
+
+Rows with a number that is missing or not finite end it, or are left out and counted (`--on-bad
+skip`); so do rows that are out of order and gaps, where a column says when each row was, see
+`worker.trainer.tools.row_times`. No sample reaches over what is left out.
 """
 
 import argparse
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import h5py
 import numpy as np
+from numpy.typing import NDArray
 
 from worker.trainer.checkpoints.whole_file import whole_file
-from worker.trainer.data.formats.hdf5_file import write_roles
+from worker.trainer.data.formats.hdf5_file import write_class_names, write_roles
 from worker.trainer.data.formats.window_files import (
+    HORIZONS,
     SERIES,
     STEP_SECONDS,
     TIME_COLUMN,
@@ -30,9 +35,11 @@ from worker.trainer.data.source import Field, Rows
 from worker.trainer.errors import DataError
 from worker.trainer.tools.answer import answer, require_new
 from worker.trainer.tools.bad_rows import MICROSECONDS, Bad, gap_of
+from worker.trainer.tools.classes import Classes
+from worker.trainer.tools.classes import told as told_classes
 from worker.trainer.tools.row_times import RowTimes
 from worker.trainer.tools.rows.form import add_form, form_of
-from worker.trainer.tools.tables import Table, column_of, open_table
+from worker.trainer.tools.tables import Table, column_of, open_table, usable_rows, with_label
 
 PIECE_STEPS = 2**18
 
@@ -65,12 +72,15 @@ def cut(
     bad: Bad,
     max_gap: int | None = None,
     *,
+    classes: bool = False,
     force: bool = True,
 ) -> dict[str, Any]:
     """Write `out`; says what it holds. `max_gap`: seconds from one row to the next that are no gap;
-    `force`: whether `out` may be replaced. DataError when there is not one sample, or a row cannot
-    be used.
+    `classes`: the target's values are classes; `force`: whether `out` may be replaced. DataError
+    when there is not one sample, or a row cannot be used.
     """
+    if classes:
+        table = with_label(table, target)
     column, names = _required(table, target, how), table.columns
     require_new(out, force=force)
     with (
@@ -78,7 +88,11 @@ def cut(
         tempfile.TemporaryFile(dir=out.parent) as steps,
         h5py.File(partial, "w") as file,
     ):
-        lengths, clock = _copied(table, steps, bad, max_gap)
+        found = Classes(target)
+        labels: list[Rows] = []
+        lengths, clock = _copied(
+            table, steps, bad, max_gap, lambda texts: labels.append(found.add(texts))
+        )
         starts = how.starts(lengths)
         if not len(starts):
             raise DataError(
@@ -88,7 +102,14 @@ def cut(
         require_new(out, force=force)
         step = Field((len(names),), np.dtype(np.float32))
         write_windows(file, "features", steps, step, starts, how.window)
-        _write_target(file, column, starts + how.window, how.horizon)
+        class_names = None
+        if column is None:
+            numbered, class_names = found.numbered(np.concatenate(labels))
+            file["targets"] = numbered[starts + how.window + how.horizon - 1]
+            file["targets"].attrs[HORIZONS] = [how.horizon]
+            write_class_names(file["targets"], class_names)
+        else:
+            _write_target(file, column, starts + how.window, how.horizon)
         clocks = " ".join(table.time) if clock.period else ""
         told = {"feature_names": list(names), "target_name": target, TIME_COLUMN: clocks}
         file.attrs.update(told)
@@ -102,6 +123,8 @@ def cut(
         "steps": sum(lengths),
         "stretches": len(lengths),
         "features": list(names),
+        "class_names": class_names,
+        "classes": None if class_names is None else told_classes(class_names),
         "left_out": [n for n in table.left_out if n not in table.time or not clock.period],
         "time": clocks or None,
         "separated_by": table.separated_by,
@@ -122,11 +145,13 @@ def _coarse(table: Table) -> list[str]:
     ]
 
 
-def _required(table: Table, target: str, how: SampleCut) -> int:
-    """The place of the target. DataError with all that is wrong before anything is copied."""
-    wrong, column = [], 0
+def _required(table: Table, target: str, how: SampleCut) -> int | None:
+    """The place of the target; None where it is the table's label. DataError with all that is wrong
+    before anything is copied.
+    """
+    wrong, column = [], None
     try:
-        column = column_of(table, target)
+        column = column_of(table, target) if table.label is None else None
     except DataError as error:
         wrong.append(error.message)
     if not table.has_rows(how.window + how.horizon):
@@ -141,7 +166,11 @@ def _required(table: Table, target: str, how: SampleCut) -> int:
 
 
 def _copied(
-    table: Table, steps: IO[bytes], bad: Bad, max_gap: int | None
+    table: Table,
+    steps: IO[bytes],
+    bad: Bad,
+    max_gap: int | None,
+    add_labels: Callable[[NDArray[np.object_]], None],
 ) -> tuple[list[int], RowTimes]:
     """Write the rows of all files; how many there were in each stretch, and the last file's times.
     DataError where --max-gap has nothing to look at.
@@ -149,7 +178,7 @@ def _copied(
     lengths, clock = [], RowTimes(table.path, " and ".join(table.time), bad, table.form, max_gap)
     for path in table.files:
         clock = RowTimes(path, clock.column, bad, table.form, max_gap, clock.period, clock.read_as)
-        lengths += _copy(table, path, steps, clock)
+        lengths += _copy(table, path, steps, clock, add_labels)
     bad.require_order(table.path, sum(lengths))
     if table.time and clock.period is None and max_gap is not None:
         raise DataError(
@@ -159,16 +188,21 @@ def _copied(
     return lengths, clock
 
 
-def _copy(table: Table, path: Path, steps: IO[bytes], clock: RowTimes) -> list[int]:
+def _copy(
+    table: Table,
+    path: Path,
+    steps: IO[bytes],
+    clock: RowTimes,
+    add_labels: Callable[[NDArray[np.object_]], None],
+) -> list[int]:
     """Append the rows of a file; how many there were in each stretch without a gap."""
     count, begins = 0, [0]
     for piece in table.pieces(path):
-        where = f"{path}, row"
-        usable = clock.bad.finite(
-            where, clock.row, table.columns, piece.numbers, piece.told, piece.misfits
-        )
+        usable = usable_rows(table, path, piece, clock.row, clock.bad)
         kept, new = clock.take(piece.times, usable)
         rows = piece.numbers[kept]
+        if piece.labels is not None:
+            add_labels(piece.labels[kept])
         begins += [count + place for place in new]
         steps.write(rows.tobytes())
         count += len(rows)
@@ -192,6 +226,7 @@ def main(arguments: list[str] | None = None) -> int:
     for name in ("window", "horizon", "every"):
         parser.add_argument(f"--{name}", type=int, required=name != "every", default=1)
     parser.add_argument("--target", required=True)
+    parser.add_argument("--classes", action="store_true")
     parser.add_argument("--array", help="of an HDF5 file")
     parser.add_argument("--on-bad", choices=("stop", "skip"), default="stop")
     parser.add_argument("--max-gap")
@@ -211,7 +246,10 @@ def main(arguments: list[str] | None = None) -> int:
                 f"{options.path} has no column of times, so --max-gap has nothing to look at. Name"
                 " one by --time, or leave it out."
             )
-        return cut(table, options.out, how, options.target, bad, gap, force=options.force)
+        return cut(
+            table, options.out, how, options.target, bad, gap,
+            classes=options.classes, force=options.force,
+        )  # fmt: skip
 
     return answer(work, f"{options.path} could not be written as {options.out}")
 

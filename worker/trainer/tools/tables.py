@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial as bound
 from pathlib import Path
 from types import MappingProxyType
@@ -17,6 +17,7 @@ from app.suggest import closest, did_you_mean
 from worker.trainer.data.formats.arrow_index import arrow, explained
 from worker.trainer.data.formats.hdf5_file import find_array, open_file, unusable_because
 from worker.trainer.errors import DataError
+from worker.trainer.tools.bad_rows import LEFT_OUT, Bad
 from worker.trainer.tools.row_times import ColumnTimes
 from worker.trainer.tools.rows.form import PLAIN, Form
 from worker.trainer.tools.rows.head import head_of
@@ -45,6 +46,8 @@ class TablePiece(NamedTuple):
     """Of a row and a column what is wrong with the text there; empty where there is none."""
     misfits: Mapping[int, tuple[str, str]] = MappingProxyType({})
     """Rows of too few or too many fields, which have no numbers (`RowBatch`)."""
+    labels: NDArray[np.object_] | None = None
+    """The texts of the table's `label`, trimmed; None where a row has none."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,8 @@ class Table:
     form: Form = PLAIN
     separated_by: str | None = None
     """Of a CSV file in words, unless it is commas."""
+    label: str | None = None
+    """The column whose values are classes: it is read as text, and is none of `columns`."""
 
     def pieces(self, file: Path) -> Iterator[TablePiece]:
         """The rows of a file. DataError when they cannot be read."""
@@ -88,7 +93,8 @@ class Table:
                 yield TablePiece(numbers, None)
 
     def _of_table(self, path: Path) -> Iterator[TablePiece]:
-        read, count = list(dict.fromkeys((*self.columns, *self.time))), 0
+        label = () if self.label is None else (self.label,)
+        read, count = list(dict.fromkeys((*self.columns, *self.time, *label))), 0
         with explained(path):
             for batch, misfits in _batches(path, self.form, read):
                 if missing := sorted(set(read) - set(batch.schema.names), key=read.index):
@@ -102,7 +108,8 @@ class Table:
                 numbers = np.column_stack([_numbers(one, self.form) for one in columns])
                 told = bound(_told_of_text, f"{path}, row", count, columns, self.form)
                 numbers = np.ascontiguousarray(numbers, np.float32)
-                yield TablePiece(numbers, times, told if _is_csv(path) else None, misfits)
+                labels = None if self.label is None else _texts(by_name[self.label])
+                yield TablePiece(numbers, times, told if _is_csv(path) else None, misfits, labels)
                 count += len(numbers)
 
 
@@ -113,6 +120,51 @@ def _told_of_text(
     text = columns[column][row].as_py()
     require_one_line(f"{where} {before + row + 1:,}", text or "")
     return "" if text is None else f"{text!r} is no number.{form.advice(text)}"
+
+
+def _texts(column: Any) -> NDArray[np.object_]:
+    """Values of an Arrow column as text, trimmed; None where nothing stands."""
+    texts = column.cast(arrow().string()).to_pylist()
+    trimmed = [(text.strip() or None) if text is not None else None for text in texts]
+    return np.array(trimmed, object)
+
+
+def usable_rows(
+    table: Table, path: Path, piece: TablePiece, before: int, bad: Bad
+) -> NDArray[np.bool_]:
+    """Which rows have finite numbers alone, and a label if the table has one. `before`: how many
+    rows of the file came before. Raises DataError for others, unless such are skipped.
+    """
+    where = f"{path}, row"
+    usable = bad.finite(where, before, table.columns, piece.numbers, piece.told, piece.misfits)
+    if piece.labels is not None:
+        lacks = np.array([label is None for label in piece.labels], bool)
+        for place in np.flatnonzero(usable & lacks).tolist():
+            sentence = f"{where} {before + place + 1:,}, column {table.label}: it has no class."
+            bad.add("no_class", sentence, LEFT_OUT)
+        usable &= ~lacks
+    return usable
+
+
+def with_label(table: Table, name: str) -> Table:
+    """The table with this column as its label. DataError if there is none, or no other column."""
+    if table.array is not None:
+        raise DataError(
+            f"{table.path} has numbers alone, and no column that could name classes. Name its "
+            "labels in data.targets, with recipe.task classification."
+        )
+    if name not in (*table.columns, *table.left_out):
+        names = (*table.columns, *table.left_out)
+        meant = did_you_mean(closest(name, names))
+        raise DataError(f"There is no column {name!r}; there are {_told(names)}.{meant}")
+    others = tuple(one for one in table.columns if one != name)
+    if not others:
+        raise DataError(
+            f"Beside {name!r} {table.path} has no column of numbers, so there is nothing to tell "
+            "its classes by."
+        )
+    left_out = tuple(one for one in table.left_out if one != name)
+    return replace(table, columns=others, left_out=left_out, label=name)
 
 
 def _numbers(column: Any, form: Form) -> NDArray[Any]:
@@ -200,7 +252,8 @@ def how_to_convert(path: Path) -> str:
     return (
         f"`{command} --window 48 --horizon 12 --target {shlex.quote(target)}` makes samples of"
         f" {path.name}, 48 rows to look back on and 12 to forecast; choose the numbers and the"
-        f" column. {then}"
+        " column. Rows that are samples by themselves are written by `--rows --target COLUMN`, and"
+        f" with `--classes` where that column says a class. {then}"
     )
 
 
@@ -319,7 +372,7 @@ def column_of(table: Table, name: str) -> int:
     if name in table.time:
         what = f"The column {name!r} says when each row was, which is not forecast"
     elif name in table.left_out:
-        what = f"The column {name!r} holds no numbers"
+        what = f"The column {name!r} holds no numbers (if its values are classes, pass --classes)"
     meant = did_you_mean(closest(name, table.columns))
     raise DataError(f"{what}; these hold numbers: {_told(table.columns)}.{meant}")
 

@@ -1,0 +1,125 @@
+"""`stoker data convert --rows` and `--classes`: rows that are samples, and columns of classes."""
+
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+pytestmark = pytest.mark.usefixtures("converter_here")
+
+FLOWERS = ["length,width,species,petals"] + [
+    f"{n},{n / 2},{['rose', 'aster', 'lily'][n % 3]},{3 + n % 2}" for n in range(60)
+]
+ROWS = ("--rows", "--target", "species", "--classes")
+
+
+def table(folder: Path, lines: list[str]) -> str:
+    path = folder / "flowers.csv"
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+def test_texts_become_classes_that_the_file_names(cli, up, tmp_path):
+    made = cli("data", "convert", table(tmp_path, FLOWERS), *ROWS)
+    assert made.code == 0, made.err
+    assert "60 rows of 3 features. Target: species, 3 classes: 0 aster, 1 lily, 2 rose." in made.out
+    with h5py.File(up / "data" / "flowers.h5") as file:
+        assert file.attrs["feature_names"].tolist() == ["length", "width", "petals"]
+        assert file["targets"][:4].tolist() == [2, 0, 1, 2]
+        np.testing.assert_array_equal(file["features"][3], [3, 1.5, 4])
+    registered = cli("data", "register", "flowers", "flowers.h5")
+    assert (registered.code, "flowers is ready: 60 samples" in registered.out) == (0, True)
+    assert "time" not in registered.err
+
+
+def test_numbers_as_classes_keep_the_order_of_their_size(cli, home, tmp_path):
+    rows = ["a,grade", *(f"{n},{[10, 9, 2][n % 3]}" for n in range(30))]
+    made = cli("data", "convert", table(tmp_path, rows), "--rows", "--target", "grade", "--classes")
+    assert "3 classes: 0 2, 1 9, 2 10." in made.out
+    with h5py.File(home / "data" / "flowers.h5") as file:
+        assert file["targets"][:3].tolist() == [2, 1, 0]
+
+
+def test_without_classes_the_target_is_a_number(cli, home, tmp_path):
+    made = cli("data", "convert", table(tmp_path, FLOWERS), "--rows", "--target", "width")
+    assert made.code == 0, made.err
+    assert "species holds no numbers and is left out" in made.err
+    with h5py.File(home / "data" / "flowers.h5") as file:
+        assert file["features"].shape == (60, 2)
+        np.testing.assert_array_equal(file["targets"], np.arange(60, dtype="f4") / 2)
+
+
+def test_parquet_has_classes_too(cli, home, tmp_path):
+    columns = {"a": [0.5, 1.5, 2.5], "is_late": [True, False, True]}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "flowers.parquet")
+    path = str(tmp_path / "flowers.parquet")
+    made = cli("data", "convert", path, "--rows", "--target", "is_late", "--classes")
+    assert "2 classes: 0 false, 1 true" in made.out, made.err
+
+
+def test_a_window_has_the_class_of_a_row_behind_it(cli, home, tmp_path):
+    given = ("--window", "4", "--horizon", "2", "--target", "species", "--classes")
+    made = cli("data", "convert", table(tmp_path, FLOWERS), *given, "--no-time")
+    assert made.code == 0, made.err
+    assert "Target: 3 classes: 0 aster, 1 lily, 2 rose." in made.out
+    with h5py.File(home / "data" / "flowers.h5") as file:
+        assert file["targets"].shape == (55,)
+        # The window of rows 0 to 3 is followed by rows 4 and 5, of which 5 is a lily.
+        assert file["targets"][:3].tolist() == [1, 2, 0]
+        assert file["targets"].attrs["horizons"].tolist() == [2]
+        assert file.attrs["feature_names"].tolist() == ["length", "width", "petals"]
+
+
+def test_a_row_without_a_class_ends_it_or_is_skipped(cli, home, tmp_path):
+    refused = cli("data", "convert", table(tmp_path, [*FLOWERS, "1,2,,3"]), *ROWS)
+    assert refused.code == 5
+    assert "row 61, column species: it has no class. Mend the file, or pass --on-bad" in refused.err
+    path = table(tmp_path, [*FLOWERS, "1,2,,3", "1,2,rose,many"])
+    made = cli("data", "convert", path, *ROWS, "--on-bad", "skip")
+    assert "60 rows of 3 features" in made.out
+    assert "Skipped: no class 1, not numbers 1." in made.out
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--rows",), "--rows needs --target COLUMN"),
+        ((*ROWS, "--window", "4"), "--window does not go with --rows"),
+        ((*ROWS, "--time", "length"), "--time does not go with --rows"),
+        ((*ROWS, "--every", "2"), "--every does not go with --rows"),
+        (("--target", "species", "--classes"), "--classes goes with --rows, or with --window"),
+        (("--rows", "--target", "species"), "holds no numbers (if its values are classes, pass"),
+        (("--rows", "--target", "specie", "--classes"), "Did you mean species?"),
+        ((), "pass --rows --target COLUMN"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(cli, home, tmp_path, options, told):
+    refused = cli("data", "convert", table(tmp_path, FLOWERS), *options)
+    assert refused.code == 5
+    assert told in " ".join(refused.err.split())
+
+
+def test_columns_that_are_no_classes_are_refused(cli, home, tmp_path):
+    same = ["a,label", *(f"{n},x" for n in range(9))]
+    refused = cli(
+        "data", "convert", table(tmp_path, same), "--rows", "--target", "label", "--classes"
+    )
+    assert "has one value in all rows (x), so there is nothing to learn" in refused.err
+    many = ["a,label", *(f"{n},{n}" for n in range(1_200))]
+    refused = cli(
+        "data", "convert", table(tmp_path, many), "--rows", "--target", "label", "--classes"
+    )
+    assert "has more than 1,000 different values" in refused.err
+    alone = ["label", *"xyx"]
+    refused = cli(
+        "data", "convert", table(tmp_path, alone), "--rows", "--target", "label", "--classes"
+    )
+    assert refused.code == 5
+    path = tmp_path / "flowers.h5"
+    with h5py.File(path, "w") as file:
+        file["x"] = np.zeros((3, 2))
+    refused = cli("data", "convert", str(path), *ROWS)
+    assert "--rows is for tables" in refused.err

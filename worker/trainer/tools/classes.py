@@ -1,0 +1,63 @@
+"""Classes of a table's column: its values as numbers from 0, in their order."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from worker.trainer.errors import DataError
+
+MOST_CLASSES = 1_000
+SHOWN = 20
+
+
+@dataclass
+class Classes:
+    """Numbers the values of a column as they come; `numbered` puts them in their order."""
+
+    column: str
+    numbers: dict[str, int] = field(default_factory=dict)
+    """By value, in the order in which they came."""
+
+    def add(self, values: Iterable[str]) -> NDArray[np.int64]:
+        """Returns the number of each value so far. DataError if there are too many of them."""
+        labels = [self.numbers.setdefault(value, len(self.numbers)) for value in values]
+        if len(self.numbers) > MOST_CLASSES:
+            raise DataError(
+                f"The column {self.column!r} has more than {MOST_CLASSES:,} different values, which"
+                " are too many for classes. Leave out --classes to forecast a number, or name"
+                " another column."
+            )
+        return np.array(labels, np.int64)
+
+    def numbered(self, labels: NDArray[np.int64]) -> tuple[NDArray[np.int64], list[str]]:
+        """Returns the labels that `add` gave, numbered in the order of the values, and the values.
+
+        Numbers are ordered as such, so that labels from 0 on stay what they are. DataError if there
+        is one class alone.
+        """
+        if len(self.numbers) < 2:
+            raise DataError(
+                f"The column {self.column!r} has one value in all rows"
+                f" ({', '.join(self.numbers)}), so there is nothing to learn. Name another one."
+            )
+        names = sorted(self.numbers, key=_place)
+        places = {name: place for place, name in enumerate(names)}
+        new = np.array([places[name] for name in self.numbers], np.int64)
+        return new[labels], names
+
+
+def _place(value: str) -> tuple[int, float, str]:
+    """Numbers by size, before texts in the order of their letters."""
+    try:
+        return 0, float(value), value
+    except ValueError:
+        return 1, 0.0, value
+
+
+def told(names: list[str]) -> str:
+    """The classes with their numbers, for people."""
+    shown = ", ".join(f"{place} {name}" for place, name in enumerate(names[:SHOWN]))
+    more = len(names) - SHOWN
+    return f"{len(names):,} classes: {shown}{f' and {more:,} more' if more > 0 else ''}"
