@@ -127,7 +127,8 @@ def _other_arrays(parent: Document | None, child: Document | None) -> tuple[str,
                 told.append(f"{name} has {_sizes(now)} {what}, not {_sizes(was)}.")
     read, reads = (parent or {}).get("past"), (child or {}).get("past")
     if read and reads and read != reads:
-        told.append(f"The target's past is {reads[0]}, feature {reads[1]}, not {read[0]}, {read[1]}.")
+        now = f"feature {reads[1]} of {reads[0]}"
+        told.append(f"The target's past is {now}, not feature {read[1]} of {read[0]}.")
     return tuple(told)
 
 

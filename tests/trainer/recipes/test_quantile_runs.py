@@ -9,11 +9,15 @@ import pytest
 import torch
 from sklearn.metrics import mean_pinball_loss
 
-from tests.trainer.lab import Lab, merged
+from app.spec.run import RunSpec
+from tests.trainer.lab import BASE_SPEC, Lab, merged
 from tests.trainer.recipes.test_baselines import arrays_of, by_name, name_features
 from tests.trainer.recipes.test_sequence import task_for
 from worker.trainer.data.batch import Batch
+from worker.trainer.data.source import Field
 from worker.trainer.data.source import arrays_of as arrays_of_fields
+from worker.trainer.recipes.base import PastOfTarget, TrainingSamples
+from worker.trainer.recipes.sequence import SequenceTask
 
 LEVELS = [0.1, 0.25, 0.6, 0.9]
 QUANTILE = {"recipe": {"loss": "quantile", "quantiles": LEVELS}}
@@ -72,11 +76,15 @@ def write_uneven_waves(lab: Lab, samples: int = 900) -> None:
     name_features(lab, features=["wave"])
 
 
-def test_a_run_beats_the_best_baseline_where_the_spread_follows_from_the_past(lab: Lab) -> None:
+@pytest.mark.parametrize("past", [{}, {"residual": "last", "highway": 4}])
+def test_a_run_beats_the_best_baseline_where_the_spread_follows_from_the_past(
+    lab: Lab, past: dict[str, Any]
+) -> None:
     write_uneven_waves(lab)
     patch = {
         "recipe": {
-            "loss": "quantile", "hidden_size": 16, "num_layers": 1, "patch": 1, "dropout": 0.0
+            "loss": "quantile", "hidden_size": 16, "num_layers": 1, "patch": 1, "dropout": 0.0,
+            **past,
         },
         "training": {"epochs": 12, "batch_size": 32, "gradient_accumulation_steps": 1},
         "evaluation": {"every_steps": None, "every_epochs": 1, "metrics": list(METRICS)},
@@ -115,3 +123,34 @@ def test_a_run_resumes_to_the_bit(lab: Lab) -> None:
     assert manifest["recipe"]["levels"] == LEVELS
     stopped = [first for first, _ in lab.interrupted(straight, [8, 14], QUANTILE)]
     assert len(stopped) == 2
+
+
+@pytest.mark.parametrize("targets", [(), (4,)])
+def test_an_untrained_model_is_a_ridge_on_the_past_with_the_band_of_its_errors(
+    targets: tuple[int, ...],
+) -> None:
+    recipe = QUANTILE["recipe"] | {"residual": "last", "highway": 6}
+    spec = RunSpec.model_validate_json(json.dumps(merged(BASE_SPEC, {"recipe": recipe})))
+    floats = np.dtype("f4")
+    fields = {
+        "features": Field((12, 3), floats, target_feature=1),
+        "targets": Field(targets, floats),
+    }
+    task = SequenceTask.for_run(spec, fields)
+    random = torch.Generator().manual_seed(0)
+    arrays = {
+        "features": torch.randn(501, 12, 3, generator=random),
+        "targets": 7 + torch.randn(501, *targets, generator=random),
+    }
+    *_, before, last = arrays["features"][..., 1].T
+    arrays["targets"] += (2 * before - last).reshape(-1, *(1 for _ in targets))
+    samples = TrainingSamples(Batch(arrays, 501), PastOfTarget("features", 1))
+    model = task.build_model(task.fit(samples), {}).eval()
+    with torch.no_grad():
+        forecasts = model(arrays["features"])
+    assert forecasts.shape == (501, *targets, 4)
+    below = (arrays["targets"][..., None] <= forecasts).double().flatten(0, -2).mean(0)
+    assert below == pytest.approx(torch.tensor(LEVELS), abs=0.01)
+    # The noise has deviation 1, so the band of 0.1 to 0.9 is 2.56 wide.
+    width = (forecasts[..., -1] - forecasts[..., 0]).mean().item()
+    assert width == pytest.approx(2.56, abs=0.25)

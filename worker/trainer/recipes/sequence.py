@@ -98,8 +98,20 @@ class SequenceTask(Task):
         if self.target_name in self.standardized:
             model.fit_scale(windows, targets)
         if model.highway is not None and windows.shape[2] <= MOST_COLUMNS:
-            fitted = ridge(*model.highway_problem(windows, targets))
-            model.start_at(fitted.weights, fitted.intercept)
+            inputs, changes = model.highway_problem(windows, targets)
+            fitted = ridge(inputs, changes)
+            model.start_at(fitted.weights, self._intercepts(fitted, inputs, changes))
+
+    def _intercepts(self, fitted: Ridge, inputs: Tensor, changes: Tensor) -> Tensor:
+        """Returns the ridge's intercept of each value; where quantiles are forecast, that of each
+        level, by the quantiles of the ridge's errors.
+        """
+        if not self.recipe.levels:
+            return fitted.intercept
+        levels = torch.tensor(self.recipe.levels, dtype=torch.float64)
+        recent = inputs[:, -fitted.steps :].double()
+        errors = changes - torch.einsum("nsf,sfo->no", recent, fitted.weights) - fitted.intercept
+        return (fitted.intercept[:, None] + error_quantiles(errors, levels)).flatten()
 
     @classmethod
     def for_run(cls, spec: RunSpec, fields: Mapping[str, Field]) -> "SequenceTask":

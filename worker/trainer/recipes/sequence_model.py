@@ -157,13 +157,13 @@ class Forecaster(nn.Module):
         """Makes the untrained model give a solution of `highway_problem`.
 
         `weights`: (steps, features, values), of as many steps as the highway has or fewer.
-        `intercept`: (values,). All levels of quantile forecasts start there.
+        `intercept`: (outputs,), one for each level of a value where quantiles are forecast.
         """
         assert self.highway is not None  # noqa: S101
-        levels = len(self.head.bias) // len(intercept)
+        levels = len(intercept) // weights.shape[2]
         each = weights.flatten(0, 1).T.repeat_interleave(levels, 0)
         self.highway.weight[:, -each.shape[1] :] = each.to(self.highway.weight.dtype)
-        self.head.bias.copy_(intercept.repeat_interleave(levels))
+        self.head.bias.copy_(intercept)
 
     def carry(self, recipe: Sequence, batch_size: int, inputs: Iterable[int]) -> None:
         """From batch to batch the state of these inputs' encoders."""
