@@ -127,8 +127,8 @@ def _other_arrays(parent: Document | None, child: Document | None) -> tuple[str,
                 told.append(f"{name} has {_sizes(now)} {what}, not {_sizes(was)}.")
     read, reads = (parent or {}).get("past"), (child or {}).get("past")
     if read and reads and read != reads:
-        now = f"feature {reads[1]} of {reads[0]}"
-        told.append(f"The target's past is {now}, not feature {read[1]} of {read[0]}.")
+        new, old = (f"feature {feature} of {name}" for name, feature in (reads, read))
+        told.append(f"The target's past is {new}, not {old}.")
     return tuple(told)
 
 

@@ -208,7 +208,10 @@ CHANGES: dict[str, tuple[Trained, list[Change]]] = {
     ),
 }  # fmt: skip
 # These change what an array means, and with it the spec.
-ELSEWHERE = {"board": {"stage"}, "molecule": {"task"}}
+ELSEWHERE = {
+    "board": {"stage"}, "molecule": {"task"},
+    "sequence": {"task", "classes"}, "timeframes": {"task", "classes"},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CHANGES)

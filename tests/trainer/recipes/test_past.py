@@ -165,7 +165,7 @@ def test_the_highway_starts_at_a_ridge(loss: str, normalize: str) -> None:
         task.fit(model, TrainingSamples(batch, None))
     forecast = model(inputs)
     if loss == "quantile":
-        assert torch.equal(forecast[..., 0], forecast[..., 2])
+        assert (forecast[..., 2] - forecast[..., 0]).abs().max() < 0.01
         forecast = forecast[..., 1]
     assert (forecast - targets).abs().max() < 0.01
 
