@@ -26,7 +26,6 @@ from app.guard.facts import DeviceFacts, HostFacts
 from app.guard.memory.memory_plan import held_there
 from app.guard.memory.workload import Workload, need_of
 from app.planning.arithmetic import PartSizes
-from app.planning.ladder import NO_RUNG
 from app.planning.residency import GIB, MIB, Residency
 from app.service.inventory import field_facts
 from app.spec.run import RunSpec
@@ -34,13 +33,10 @@ from benchmarks.effort import Effort
 from benchmarks.figures import Figure, figure_of, not_measured
 from benchmarks.steps import spec_of, step_of, unstopped
 from benchmarks.workloads import efficiency
-from worker.reporting import EventLog, Pulse
+from benchmarks.workloads.molecule_runs import Runs, dataset_of
 from worker.trainer.data.batch import Batch
 from worker.trainer.data.dataset import DataSet, open_data
-from worker.trainer.data.fingerprint import fingerprint
-from worker.trainer.run import execute
 from worker.trainer.step import TrainingStep
-from worker.trainer.stop import StopFlag
 from worker.trainer.tools.inspect import inspect
 
 Epoch = Callable[[], Iterator[Batch]]
@@ -104,7 +100,7 @@ def _opened(path: Path, held: ExitStack) -> tuple[DataSet, TrainingStep]:
 
 def _open(spec: RunSpec, path: Path, held: ExitStack) -> DataSet:
     preparing = held.enter_context(unstopped())
-    data = open_data(spec, _dataset("molecules", path), CPU, preparing)
+    data = open_data(spec, dataset_of("molecules", path), CPU, preparing)
     held.callback(data.close)
     return data
 
@@ -117,10 +113,6 @@ def _efficiency(path: Path, rounds: int, held: ExitStack) -> list[Figure]:
         "Stoker, a stream": _open(_spec(STREAMED), path, held),
     }
     return efficiency.beside_memory("molecules, masked", spec, loaders, rounds, COMMAND)
-
-
-def _dataset(name: str, path: Path) -> dict[str, Any]:
-    return {name: {"path": str(path), "fingerprint": fingerprint(path)}}
 
 
 def _pace(data: DataSet, step: TrainingStep, seconds: int) -> list[Figure]:
@@ -304,39 +296,3 @@ def _pretraining(paths: Mapping[str, Path], folder: Path, seeds: int) -> Figure:
     spread = min(ratios), max(ratios)
     value = also["begun MAE"] / also["new MAE"]
     return Figure(name, value, "", 0.92, seeds, COMMAND, spread, also=also)
-
-
-class Runs:
-    """Trains specs to their ends, one after another in this process."""
-
-    def __init__(self, folder: Path, paths: Mapping[str, Path]) -> None:
-        self._folder, self._paths, self._number = folder, paths, 0
-
-    def train(self, request: Mapping[str, Any], first: Path | None = None) -> dict[str, Any]:
-        """The result; `first`: the checkpoint that its weights are begun with."""
-        self._number += 1
-        folder = self._folder / str(self._number) / "attempt-1"
-        folder.mkdir(parents=True)
-        name = request["data"]["dataset"]
-        begun = [] if first is None else [{"path": str(first), "carry": "init", "own": False}]
-        document = {
-            "run_id": self._number,
-            "attempt": 1,
-            "spec": spec_of(request).model_dump(mode="json"),
-            "datasets": _dataset(name, self._paths[name]),
-            "device": "cpu",
-            "threads": 1,
-            "restore": begun,
-            "run_dir": str(folder.parent),
-            "memory_rung": NO_RUNG.as_json(),
-        }
-        (folder / "spec.json").write_text(json.dumps(document))
-        events, pulse = EventLog(folder / "events.jsonl"), Pulse(folder / "pulse")
-        try:
-            end = execute(folder, StopFlag(), events, pulse)
-        finally:
-            events.close()
-            pulse.close()
-        if end.result is None:
-            raise RuntimeError(end.message)
-        return end.result
