@@ -102,7 +102,7 @@ def convert(
     out = out or _in_data_root(path)
     _require_convertible(path, out)
     asked = Asked(
-        path, window, timeframes, horizon or None, _only_one(target), entity, every, array,
+        path, window, timeframes, horizon or None, target or [], entity, every, array,
         on_bad, max_gap, pad, smiles, max_atoms, rows, classes,
     )  # fmt: skip
     form = _form(time, time_format, decimal, thousands, no_time=no_time, no_header=no_header)
@@ -119,7 +119,7 @@ class Asked:
     window: int | None
     timeframes: str | None
     horizon: list[int] | None
-    column: str | None
+    targets: list[str]
     entity: str | None
     every: int
     array: str | None
@@ -132,6 +132,11 @@ class Asked:
     classes: bool = False
 
     @property
+    def column(self) -> str | None:
+        """The target, where there is one at most."""
+        return self.targets[0] if self.targets else None
+
+    @property
     def is_cut(self) -> bool:
         """Whether samples are cut out of rows."""
         return self.timeframes is not None or self.window is not None
@@ -139,13 +144,11 @@ class Asked:
 
 def _work(asked: Asked, form: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
     """The module that does it, and its options. CommandFailed."""
-    names = _given(
-        target=asked.column,
-        entity=asked.entity,
-        array=asked.array,
-        on_bad=asked.on_bad,
-        max_gap=asked.max_gap,
+    targets = tuple(f"--target={name}" for name in asked.targets)
+    others = _given(
+        entity=asked.entity, array=asked.array, on_bad=asked.on_bad, max_gap=asked.max_gap
     )
+    names = (*targets, *others)
     if asked.rows or asked.classes:
         _require_rows_or_windows(asked, form)
     if asked.rows:
@@ -157,6 +160,7 @@ def _work(asked: Asked, form: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
     if asked.smiles is not None or asked.path.suffix.lower() in OF_MOLECULES:
         _require_molecules_alone(asked)
         return MOLECULES, (*names, *_given(smiles=asked.smiles, max_atoms=asked.max_atoms))
+    _require_one_target(asked.targets)
     if asked.max_atoms is not None:
         raise CommandFailed("--max-atoms is for molecules: SDF, SMILES, or CSV with --smiles.")
     _require_one_way(asked, form)
@@ -237,13 +241,12 @@ def _require_one_way(asked: Asked, form: tuple[str, ...]) -> None:
         raise CommandFailed("--no-time goes with --window alone: bars and panels need times.")
 
 
-def _only_one(targets: list[str] | None) -> str | None:
-    if targets and len(targets) > 1:
+def _require_one_target(targets: list[str]) -> None:
+    if len(targets) > 1:
         raise CommandFailed(
             f"--target is given {len(targets)} times ({', '.join(targets)}), and one column is "
             "forecast. Give it once, and convert once more for another."
         )
-    return targets[0] if targets else None
 
 
 def _require_molecules_alone(asked: Asked) -> None:

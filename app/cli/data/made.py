@@ -106,6 +106,8 @@ def _counts(missing: dict[str, int], most: int = 5) -> str:
 def as_graphs(made: Document) -> list[str]:
     parts = ", ".join(f"{number(count)} {name}" for name, count in made["parts"].items())
     learned = "" if made["target"] is None else f" Target: {made['target']}."
+    if missing := made["missing_targets"]:
+        learned += f" {number(missing)} labels are missing."
     return [
         f"{number(made['samples'])} molecules of {number(made['atoms']['total'])} atoms, up to "
         f"{number(made['atoms']['most'])} each, and {number(made['bonds'])} bonds.{learned}",

@@ -39,7 +39,8 @@ Target = Annotated[
         help="The column to forecast; with --timeframes also `range`, ln((high - low) / close) of "
         "each bar, which is the default there; with --entity the mean of the column over the "
         "horizon, or `volatility`, the default there: ln of a price's realized volatility. Of "
-        "molecules: the column or property to learn."
+        "molecules: the column or property to learn; several times for several targets, where an "
+        "empty cell is a label that is not known."
     ),
 ]
 Rows = Annotated[

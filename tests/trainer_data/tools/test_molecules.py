@@ -63,7 +63,7 @@ def test_a_graph_has_the_atoms_and_bonds_of_the_molecule():
 def test_a_table_of_smiles_becomes_a_dataset(tmp_path, mark, name):
     text = f"{name},smiles,y\n1,CCO,1.5\n2,c1ccccc1,-2\n3,[Na+],0\n"
     path = written(tmp_path / "a.csv", text.replace(",", mark))
-    made, out = converted(path, Wanted(target="y"))
+    made, out = converted(path, Wanted(targets=("y",)))
     assert (made["samples"], made["atoms"], made["bonds"]) == (3, {"total": 10, "most": 6}, 8)
     report = inspect(out)
     assert report["problems"] == report["warnings"] == []
@@ -88,11 +88,42 @@ def test_what_cannot_be_used_is_told_by_file_line_and_column(tmp_path, rows, whe
     lines = TABLE.splitlines()
     path = written(tmp_path / "a.csv", "\n".join([lines[0], *(lines[row] for row in rows)]))
     with pytest.raises(DataError) as caught:
-        converted(path, Wanted(target="logS"))
+        converted(path, Wanted(targets=("logS",)))
     assert caught.value.message.startswith(f"{path}, {where}: ")
     assert what in caught.value.message
     assert "or pass --on-bad skip" in caught.value.message
     assert not path.with_suffix(".h5").exists()
+
+
+def test_several_targets_may_have_empty_cells(tmp_path):
+    text = "smiles,a,b\nCCO,1.5,\nCCN,,2\nCC,NA,nan\nC,3,4\n"
+    path, wanted = written(tmp_path / "a.csv", text), Wanted(targets=("a", "b"))
+    with pytest.raises(DataError, match=r"a.csv, line 4.*: all of its 2 targets are missing\."):
+        converted(path, wanted)
+    made, out = converted(path, wanted, skips=True)
+    assert (made["samples"], made["target"], made["missing_targets"]) == (3, "a, b", 2)
+    with h5py.File(out) as file:
+        np.testing.assert_array_equal(file["targets"], [[1.5, np.nan], [np.nan, 2], [3, 4]])
+        assert file["targets"].attrs["feature_names"].tolist() == ["a", "b"]
+    report = inspect(out)
+    assert report["problems"] == []
+    assert [one["code"] for one in report["warnings"]] == ["nonfinite_values"]
+
+
+@pytest.mark.parametrize(
+    ("text", "targets", "told"),
+    [
+        ("smiles,a,b\nCCO,1.5,x\n", ("a", "b"), "line 2, column b: the target has to be a finite"),
+        ("smiles,a,b\nCCO,1.5,inf\n", ("a", "b"), "'inf' is none"),
+        ("smiles,a\nCCO,\n", ("a",), "the target has to be a finite number, and there is none"),
+        ("smiles,a\nCCO,1\n", ("a", "a"), "--target names a column twice: a, a. Name it once."),
+        ("smiles,a\nCCO,1\n", ("a", "b"), "has no column 'b'; its columns are smiles, a."),
+    ],
+)
+def test_targets_that_cannot_be_used_are_told(tmp_path, text, targets, told):
+    with pytest.raises(DataError) as caught:
+        converted(written(tmp_path / "a.csv", text), Wanted(targets=targets))
+    assert told in caught.value.message
 
 
 @pytest.mark.parametrize(
@@ -107,7 +138,7 @@ def test_what_cannot_be_used_is_told_by_file_line_and_column(tmp_path, rows, whe
 def test_what_could_be_read_wrongly_is_refused(tmp_path, text, told):
     path = written(tmp_path / "a.csv", text)
     with pytest.raises(DataError) as caught:
-        converted(path, Wanted(target="y"))
+        converted(path, Wanted(targets=("y",)))
     assert told in caught.value.message
 
 
@@ -124,7 +155,7 @@ def test_a_scaffold_has_its_number_in_every_file(tmp_path):
 
 
 def test_or_it_is_skipped_and_counted(tmp_path):
-    made, out = converted(written(tmp_path / "a.csv", TABLE), Wanted(target="logS"), skips=True)
+    made, out = converted(written(tmp_path / "a.csv", TABLE), Wanted(targets=("logS",)), skips=True)
     assert (made["samples"], made["bad"], len(made["told"])) == (2, BAD, 5)
     with h5py.File(out) as file:
         assert file["targets"][:].tolist() == [np.float32(-0.1), -0.5]
@@ -142,12 +173,12 @@ def test_a_molecule_of_500_atoms_is_taken_for_a_mistake_unless_it_is_allowed(tmp
 
 def test_an_sdf_that_was_cut_short_has_the_molecules_before(tmp_path):
     whole = sdf_of("CCO", "c1ccccc1", "CCN", SOL=-1.25)
-    made, _ = converted(written(tmp_path / "a.sdf", whole), Wanted(target="SOL"))
+    made, _ = converted(written(tmp_path / "a.sdf", whole), Wanted(targets=("SOL",)))
     assert (made["samples"], made["bad"]) == (3, {})
     path = written(tmp_path / "b.sdf", whole[: len(whole) - 60])
     with pytest.raises(DataError, match=r"molecule 3 from line \d+ on: the file ends in the mid"):
-        converted(path, Wanted(target="SOL"))
-    made, out = converted(path, Wanted(target="SOL"), skips=True)
+        converted(path, Wanted(targets=("SOL",)))
+    made, out = converted(path, Wanted(targets=("SOL",)), skips=True)
     assert (made["samples"], made["bad"]) == (2, {"cut_short": 1})
     with h5py.File(out) as file:
         assert file["targets"][:].tolist() == [-1.25, -1.25]
@@ -162,7 +193,7 @@ def test_a_record_of_an_sdf_that_makes_no_sense_is_told(tmp_path):
         converted(path)
     assert converted(path, skips=True)[0]["samples"] == 1
     with pytest.raises(DataError, match=r"property LOGP: the target.*there is none"):
-        converted(written(tmp_path / "b.sdf", whole), Wanted(target="LOGP"))
+        converted(written(tmp_path / "b.sdf", whole), Wanted(targets=("LOGP",)))
 
 
 @pytest.mark.parametrize(
@@ -170,8 +201,8 @@ def test_a_record_of_an_sdf_that_makes_no_sense_is_told(tmp_path):
     [
         ("a.csv", "id,mol\n1,C\n", Wanted(), "no column of SMILES; its columns are id, mol. Name"),
         ("a.csv", "id,smiles\n1,C\n", Wanted("smile"), "no column 'smile'.*Did you mean smiles?"),
-        ("a.csv", "smiles\nC\n", Wanted(target="y"), "has no column 'y'.*by --target"),
-        ("a.smi", "C\n", Wanted(target="y"), "a SMILES a line and no columns"),
+        ("a.csv", "smiles\nC\n", Wanted(targets=("y",)), "has no column 'y'.*by --target"),
+        ("a.smi", "C\n", Wanted(targets=("y",)), "a SMILES a line and no columns"),
         ("a.txt", "C\n", Wanted(), "is no file of molecules"),
         ("a.csv", "smiles\n", Wanted(), "has no molecule that can be used"),
         ("a.smi", "C\n", Wanted(most_atoms=70_000), "--max-atoms is 1 to 65,535, not 70,000"),

