@@ -1,5 +1,6 @@
 """Recipe `molecule`: messages along bonds, from masked atoms to properties of whole molecules."""
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -18,13 +19,17 @@ class Molecule(Recipe):
     kind: Literal["molecule"]
     """Which recipe."""
     task: Literal["masked", "regression", "classification"]
-    """masked: the element of atoms that are hidden; or a number, or a class, of each molecule."""
+    """masked: the element of atoms that are hidden; or numbers, or classes, of each molecule."""
     hidden_size: Annotated[int, Field(ge=8, le=4_096)] = 64
     """Numbers that an atom is described by; default 64."""
     num_layers: Annotated[int, Field(ge=1, le=64)] = 4
     """How often atoms hear from their neighbours; default 4."""
     values: Annotated[int, Field(ge=2, le=65_536)] = 128
     """Each feature of atoms and bonds is a whole number from 0 to below this; default 128."""
+    readout: Literal["mean", "sum", "both"] = "both"
+    """How regression and classification describe a molecule by its atoms; default both. A mean
+    does not know how many atoms there are; a sum can count groups of atoms.
+    """
     dropout: OpenFraction = 0.0
     """Share of units dropped in each layer and before the head, 0 to below 1; default 0."""
     mask_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15
@@ -32,10 +37,12 @@ class Molecule(Recipe):
     loss: Literal["mae", "mse", "huber"] = "mae"
     """Training loss of task regression, in standardized target units; default mae."""
     classes: Annotated[int, Field(ge=2, le=65_536)] = 2
-    """Classes of task classification, which targets number from 0; default 2."""
+    """Classes of task classification, which each target numbers from 0; default 2."""
 
     takes_packed: ClassVar = ("inputs", "targets")
-    shape_fields: ClassVar = ("task", "hidden_size", "num_layers", "values", "classes")
+    takes_missing: ClassVar = ("targets",)
+    shape_fields: ClassVar = ("task", "hidden_size", "num_layers", "values", "readout", "classes")
+    earlier: ClassVar = {"readout": "mean"}
 
     @property
     def has_scale(self) -> tuple[str, ...]:
@@ -74,7 +81,8 @@ class Molecule(Recipe):
         if self.task == "masked":
             return {"accuracy": "max"}
         if self.task == "classification":
-            return {"accuracy": "max", "balanced_accuracy": "max"}
+            area: dict[str, Mode] = {"auc": "max"} if self.classes == 2 else {}
+            return {"accuracy": "max", "balanced_accuracy": "max", **area}
         return {"mae": "min", "mse": "min", "rmse": "min"}
 
     @property
@@ -82,21 +90,31 @@ class Molecule(Recipe):
         return "balanced_accuracy" if self.task == "classification" else None
 
     @property
-    def outputs(self) -> int:
-        """Numbers that the head gives, of an atom or of a molecule."""
-        return {"masked": self.values, "regression": 1, "classification": self.classes}[self.task]
+    def readouts(self) -> int:
+        """Descriptions of a molecule that the head takes, each of `hidden_size` numbers."""
+        return 2 if self.readout == "both" and self.task != "masked" else 1
+
+    def outputs(self, targets: int) -> int:
+        """Numbers that the head gives for an atom, or for a molecule with so many targets."""
+        if self.task == "masked":
+            return self.values
+        return targets * (self.classes if self.task == "classification" else 1)
 
     def roles(self, arrays: Mapping[str, Array]) -> Roles | None:
-        """The packed graphs; the masked task asks for them too, others for the one real number."""
+        """The packed graphs. The masked task has them as targets too; others have the one array of
+        real numbers: one for each molecule, or else a row.
+        """
         graphs = tuple(name for name in arrays if f"{name}/edge_values" in arrays)
         if self.task == "masked":
             return Roles(graphs, graphs) if len(graphs) == 1 else None
-        numbers = tuple(
-            name
+        real = {
+            name: array.shape
             for name, array in arrays.items()
-            if array.shape in ((), (1,)) and array.dtype.startswith("float")
-        )
-        return Roles(graphs, numbers) if len(graphs) == len(numbers) == 1 else None
+            if array.rows is None and array.dtype.startswith("float") and len(array.shape) <= 1
+        }
+        numbers = tuple(name for name, shape in real.items() if shape in ((), (1,)))
+        targets = numbers or tuple(real)
+        return Roles(graphs, targets) if len(graphs) == len(targets) == 1 else None
 
     def problems(self, data: Data, arrays: Mapping[str, Array]) -> Iterator[Problem]:
         """Graphs in, and what the task asks for."""
@@ -107,7 +125,8 @@ class Molecule(Recipe):
                 ("data", part),
                 f"The recipe molecule takes one array in data.{part}, not "
                 f"{len(getattr(data, part))}.",
-                "It reads molecules, and learns one thing of each.",
+                "It reads one array of molecules. Several targets are the columns of one array, as "
+                "`stoker data convert --target A --target B` writes them.",
                 {f"/data/{part}": [getattr(data, part)[0]]},
             )
             return
@@ -168,31 +187,47 @@ class Molecule(Recipe):
 
     def _target_problems(self, data: Data, arrays: Mapping[str, Array]) -> Iterator[Problem]:
         target = arrays.get(data.targets[0])
-        if target is None or (target.shape in ((), (1,)) and target.rows is None):
+        if target is None or (len(target.shape) <= 1 and target.rows is None):
             return
         what = "graphs" if target.rows is not None else f"{target.dtype} {target.shape}"
         yield Problem(
             ("data", "targets", 0),
-            f"{data.targets[0]!r} has samples of {what}; task {self.task} learns one number of "
-            "each molecule.",
-            "The head gives one answer for a molecule.",
+            f"{data.targets[0]!r} has samples of {what}; task {self.task} learns a number, or a "
+            "row of numbers, for each molecule.",
+            "The head gives an answer for each target of a molecule.",
         )
 
+    def num_targets(self, data: Data, arrays: Mapping[str, Array]) -> int | None:
+        """Numbers or classes that are learned of each molecule; None while the array is unknown.
+        1 in task masked.
+        """
+        if self.task == "masked":
+            return 1
+        target = arrays.get(data.targets[0])
+        return None if target is None else math.prod(target.shape)
+
     def shape(self, data: Data, arrays: Mapping[str, Array]) -> dict[str, Any]:
-        """How many features atoms and bonds have, by the names of their arrays."""
+        """How many features atoms and bonds have, and how many targets there are, by the names of
+        their arrays.
+        """
         found = {name: arrays.get(name) for name in _graph_arrays(data)}
-        return {"inputs": {name: list(one.shape) for name, one in found.items() if one is not None}}
+        inputs = {name: list(one.shape) for name, one in found.items() if one is not None}
+        targets = self.num_targets(data, arrays)
+        if self.task == "masked" or targets is None:
+            return {"inputs": inputs}
+        return {"inputs": inputs, "targets": {data.targets[0]: [targets]}}
 
     def num_parameters(self, data: Data, arrays: Mapping[str, Array]) -> int | None:
         """Embeddings, with one for hidden atoms; in each layer a norm and two linear ones; two as
         the head.
         """
         shapes = [arrays[name].shape for name in _graph_arrays(data) if name in arrays]
-        if len(shapes) != 2 or any(len(one) != 1 for one in shapes):
+        targets = self.num_targets(data, arrays)
+        if targets is None or len(shapes) != 2 or any(len(one) != 1 for one in shapes):
             return None
         features, wide = sum(one[0] for one in shapes), self.hidden_size
         layer = 2 * wide + (wide + 1) * 2 * wide + (2 * wide + 1) * wide
-        head = 2 * wide + (wide + 1) * wide + (wide + 1) * self.outputs
+        head = 2 * wide + (self.readouts * wide + 1) * wide + (wide + 1) * self.outputs(targets)
         return (features * self.values + 1) * wide + self.num_layers * layer + head
 
 

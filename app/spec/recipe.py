@@ -105,6 +105,11 @@ class Recipe(SpecModel):
     takes_packed: ClassVar[tuple[str, ...]] = ()
     """Which of `inputs` and `targets` may be packed graphs."""
 
+    takes_missing: ClassVar[tuple[str, ...]] = ()
+    """Which of `inputs` and `targets` may hold NaN, which says that a value is not known. The loss
+    and the metrics of the recipe leave such values out, and its task standardizes the others.
+    """
+
     @property
     def has_scale(self) -> tuple[str, ...]:
         """Which of `inputs` and `targets` are quantities, which learn best with mean 0 and

@@ -38,8 +38,8 @@ class NothingToScore(DataError):
         """`is_cut`: whether `evaluation.max_batches` has left some of that part out."""
         more = ", or look at more of it (evaluation.max_batches)" if is_cut else ""
         super().__init__(
-            f"In the {part} part {what}, so there is nothing to score: whatever the model, it would"
-            " come out as good as can be. Give that part samples of which something is known, by "
+            f"In the {part} part {what}, so there is nothing to score, whatever the model. Give "
+            "that part samples of which something is known, by "
             f"data.split or by a larger file{more}; then restart the run."
         )
         self.what = what

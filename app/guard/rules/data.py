@@ -250,11 +250,14 @@ def shown(array: FieldFacts, skipped: int = 0) -> str:
     stands_on="One NaN in a batch makes every weight NaN; the trainer ends such a run.",
 )
 def nonfinite_values(case: Case) -> Iterator[Finding]:
-    """The arrays of the run hold no NaN and no infinity, in any of its datasets."""
+    """The arrays of the run hold no NaN and no infinity, in any of its datasets. NaN is a label
+    that is not known in targets of a recipe that leaves such labels out.
+    """
     spec = case.spec
+    strict = [part for part in ("inputs", "targets") if part not in spec.recipe.takes_missing]
     for where, named in case.named_datasets:
         dataset = case.inspected(named)
-        for part, names in (("inputs", spec.data.inputs), ("targets", spec.data.targets)):
+        for part, names in ((part, getattr(spec.data, part)) for part in strict):
             for position, name, array in named_fields(dataset, names):
                 if known(array.nonfinite, f"the NaN count of {name!r} in {dataset.name}"):
                     in_main = named == spec.data.dataset

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.guard.facts import DatasetFacts
+from app.guard.facts import DatasetFacts, FieldFacts
 from app.guard.plan import RunPlan
 from app.planning.carry import carry_between
 from app.spec.layers import Document
@@ -110,3 +110,32 @@ def test_what_was_not_stored_is_said_to_be_unchecked() -> None:
     assert told(plan) == []
     (unchecked,) = [one for one in plan.unchecked if one.code == RULE]
     assert "the shapes of the inputs of run 7" in unchecked.missing
+
+
+REGRESSION: dict[str, Any] = {
+    "recipe": {"kind": "molecule", "task": "regression"},
+    "data": {"dataset": "molecules", "inputs": ["molecules"], "targets": ["labels"]},
+}
+
+
+def with_labels(shape: tuple[int, ...], nonfinite: int = 0) -> DatasetFacts:
+    file = file_of()
+    labels = FieldFacts(shape, "float32", nonfinite=nonfinite, mean=0.0, std=1.0)
+    return replace(file, fields={**file.fields, "labels": labels})
+
+
+def test_missing_labels_are_no_error() -> None:
+    """In inputs they are, and in targets of a recipe that does not leave them out."""
+    planned(with_labels((3,), nonfinite=7), REGRESSION)
+    torn = replace(FIELDS["targets"], nonfinite=7)
+    plan = plan_of({}, world(replace(WEATHER, fields={**FIELDS, "targets": torn})))
+    assert [issue.code for issue in plan.errors] == ["correctness.nonfinite_values"]
+
+
+def test_another_number_of_targets_needs_scratch() -> None:
+    parent, child = (planned(with_labels(shape), REGRESSION) for shape in ((1,), (3,)))
+    assert parent.spec is not None
+    assert child.spec is not None
+    carry = carry_between(parent.spec, child.spec, ("molecules",), (parent.shape, child.shape))
+    assert carry.kind == "scratch"
+    assert "labels has 3 values, not 1." in carry.why

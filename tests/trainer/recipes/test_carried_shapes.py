@@ -202,6 +202,8 @@ CHANGES: dict[str, tuple[Trained, list[Change]]] = {
             ({"values": 64}, {}),
             ({"mask_fraction": 0.3}, {}),
             ({"classes": 3}, {}),
+            ({"readout": "sum"}, {}),
+            ({}, {"targets": field("f4", 3)}),
             ({}, {"molecules": field("u1", 4, rows=6.5)}),
             ({}, {"molecules/edge_values": field("u1", 3, rows=7.5)}),
         ],

@@ -29,10 +29,11 @@ from tests.trainer_data.factories import preparing
 from worker.trainer import build as prepare
 from worker.trainer.data.batch import Batch, BatchShapes
 from worker.trainer.data.dataset import open_data
-from worker.trainer.data.source import arrays_of
+from worker.trainer.data.source import Field, arrays_of
 from worker.trainer.errors import DataError, SpecMismatch
 from worker.trainer.recipes.molecule import MoleculeTask
 from worker.trainer.recipes.sequence import SequenceTask
+from worker.trainer.recipes.sums import Sums
 from worker.trainer.speed import cuda_graph
 from worker.trainer.speed.proof import STEPS
 
@@ -54,7 +55,7 @@ def test_what_fits_has_no_problem(task: str) -> None:
         ("regression", {"data": {"standardize": {"inputs": True}}}, {}, "standardizes no inputs"),
         ("regression", {"data": {"inputs": ["molecules", "targets"]}}, {}, "one array in data.in"),
         ("regression", {"data": {"targets": ["molecules"]}}, {}, "samples of graphs; task regress"),
-        ("regression", {}, {"targets": Array((3,), "float32")}, "one number of each molecule"),
+        ("regression", {}, {"targets": Array((3, 2), "float32")}, "learns a number, or a row"),
         ("regression", {}, {"molecules": Array((9, 3), "uint8", True)}, "reads packed graphs"),
         ("regression", {}, {"molecules": Array((3,), "float32", rows=9.0)}, "a row of whole"),
         ("regression", {}, {"molecules/edge_values": Array((2,), "float32", rows=9.0)}, "bonds ha"),
@@ -74,21 +75,30 @@ def test_other_recipes_take_no_graphs() -> None:
         SequenceTask.for_run(RunSpec.model_validate_json(json.dumps(request)), FIELDS)
 
 
+@pytest.mark.parametrize("readout", ["mean", "sum", "both"])
+@pytest.mark.parametrize("shape", [(), (3,)])
 @pytest.mark.parametrize("task", TASKS)
-def test_as_many_parameters_as_it_says(task: str) -> None:
-    spec = spec_of(task, recipe={"classes": 5} if task == "classification" else {})
-    made = MoleculeTask.for_run(spec, FIELDS)
-    model = made.build_model({}, {})
+def test_as_many_parameters_as_it_says(task: str, shape: tuple[int, ...], readout: str) -> None:
+    classes = {"classes": 5} if task == "classification" else {}
+    spec = spec_of(task, recipe={"readout": readout, **classes})
+    fields = {**FIELDS, "targets": Field(shape, np.dtype("f4"))}
+    made = MoleculeTask.for_run(spec, fields)
+    model = made.build_model({}, made.made_up_tables())
     parameters = sum(p.numel() for p in model.parameters())
-    assert spec.recipe.num_parameters(spec.data, arrays_of(FIELDS)) == parameters
+    assert spec.recipe.num_parameters(spec.data, arrays_of(fields)) == parameters
     groups = made.parameter_groups(model)
     assert sum(p.numel() for group in groups.values() for p in group) == parameters
     assert len(list(made.blocks(model))) == 2
     for size in (1, 20):
         batch = made.made_up(size, CPU)
         assert loss_of(made, model, batch).isfinite()
-        sums = {name: one.item() for name, one in made.measure(model, batch).items()}
-    assert made.scores(sums, size).keys() == {"loss", *made.spec.evaluation.metrics}
+        sums = Sums(made)
+        with torch.inference_mode():
+            sums.add(made.measure(model, batch), size)
+    metrics = spec.evaluation.metrics
+    several = shape != () and task != "masked"
+    by_target = {f"{name}_{target}" for name in metrics for target in range(3) if several}
+    assert sums.scores().keys() == {"loss", *metrics, *by_target}
 
 
 def test_what_a_batch_is_filled_up_with_changes_nothing(tmp_path: Path) -> None:
@@ -96,7 +106,7 @@ def test_what_a_batch_is_filled_up_with_changes_nothing(tmp_path: Path) -> None:
     spec = spec_of("regression", training={"batch_size": 16})
     batch = batch_of(write(tmp_path / "a.h5"), spec)
     task = MoleculeTask.for_run(spec, FIELDS)
-    model = task.build_model({}, {}).eval()
+    model = task.build_model({}, task.made_up_tables()).eval()
     assert isinstance(model, torch.nn.Module)
     answers = model(task._graphs(batch))
     node = edge = 0
@@ -121,7 +131,7 @@ def test_a_hidden_atom_is_not_shown(tmp_path: Path) -> None:
     spec = spec_of("masked", recipe={"mask_fraction": 0.5}, training={"batch_size": 16})
     batch = batch_of(write(tmp_path / "a.h5"), spec)
     task = MoleculeTask.for_run(spec, FIELDS)
-    model = task.build_model({}, {}).eval()
+    model = task.build_model({}, task.made_up_tables()).eval()
     graphs = task._graphs(batch)
     hides = torch.rand(len(graphs[0])) < 0.5
     changed = graphs[0].clone()
@@ -216,12 +226,27 @@ def test_a_number_that_is_out_of_range_ends_the_run_with_its_place(
     )
 
 
-def test_a_property_that_nobody_knows_ends_the_run_with_its_place(molecules: Lab) -> None:
+def test_an_infinite_property_ends_the_run_with_its_place(molecules: Lab) -> None:
     with h5py.File(molecules.data, "r+") as file:
-        file["targets"][150:] = np.nan
+        file["targets"][149:] = np.nan
+        file["targets"][150:] = np.inf
     with pytest.raises(DataError) as caught:
         molecules.run(patch=run_of("regression", data={"standardize": {"targets": False}}))
-    told = "'targets' has nan in row 150 of waves.h5, and a property is a finite number"
+    told = "'targets' has inf in row 150 of waves.h5, and a property is a finite number"
+    assert told in caught.value.message
+
+
+def test_a_class_that_is_no_integer_ends_the_run_with_the_fix(molecules: Lab) -> None:
+    with h5py.File(molecules.data, "r+") as file:
+        file["targets"][:] = 0.0
+        file["targets"][7] = 0.5
+    with pytest.raises(DataError) as caught:
+        molecules.run(patch=run_of("classification"))
+    told = (
+        "'targets' has 0.5 in row 7 of waves.h5, and classes are whole numbers from 0 to 1. Number "
+        "the classes so, raise recipe.classes if there are more of them, or learn the number "
+        "itself by recipe.task: regression."
+    )
     assert told in caught.value.message
 
 

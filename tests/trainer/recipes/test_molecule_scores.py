@@ -52,7 +52,7 @@ def test_an_evaluation_hides_the_same_atoms_whenever_and_in_whatever_batch(tmp_p
         for seed in (1, 2)
     ]
     task = MoleculeTask.for_run(spec_of("masked", training={"seed": 3}), FIELDS)
-    model = task.build_model({}, {}).eval()
+    model = task.build_model({}, task.made_up_tables()).eval()
     before = torch.get_rng_state()
     first, second = (hidden_by_row(task, model, batch) for batch in batches)
     assert torch.equal(torch.get_rng_state(), before)
@@ -94,8 +94,8 @@ def test_targets_are_as_exact_as_their_file(tmp_path: Path, *, standardized: boo
     spec = spec_of("regression", data={"standardize": standardize}, training={"batch_size": 16})
     batch = batch_of(path, spec)
     task = MoleculeTask.for_run(spec, {**FIELDS, "targets": Field((), np.dtype("f8"))})
-    scale = torch.tensor(1e6, dtype=torch.float64), torch.tensor(0.01, dtype=torch.float64)
-    model = task.build_model({"targets": scale} if standardized else {}, {})
+    scale = {"mean": torch.tensor([1e6]).double(), "std": torch.tensor([0.01]).double()}
+    model = task.build_model({}, scale)
     answers = model(task._graphs(batch))[:, 0].double()
     if standardized:
         answers = 1e6 + 0.01 * answers
@@ -122,12 +122,13 @@ def test_class_weights_lie_with_the_model_and_no_step_makes_them_anew(tmp_path: 
     spec = spec_of("classification", training={"batch_size": 16}, **WEIGHTED)
     batch = batch_of(write(tmp_path / "a.h5", classes=True), spec)
     task = MoleculeTask.for_run(spec, FIELDS)
-    model = task.build_model({}, {})
+    model = task.build_model({}, task.made_up_tables())
     with HostData() as seen:
         loss = loss_of(task, model, batch)
         task.measure(model, batch)
     assert seen.made == 0
-    logits, target = task._classes(model, batch)
+    logits, target, _ = task._classes(model, batch)
+    logits, target = logits[:, 0], target[:, 0]
     weights = torch.tensor(WEIGHTED["class_weights"])
     torch.testing.assert_close(
         loss, torch.nn.functional.cross_entropy(logits, target, weights), rtol=1e-6, atol=0.0
@@ -188,7 +189,7 @@ def test_micro_batches_have_the_gradient_of_their_batch(
     [whole], parts = batches_of(path, spec, NO_RUNG), batches_of(path, spec, Rung(1, batch=6))
     made = MoleculeTask.for_run(spec, FIELDS)
     # In evaluation mode atoms are hidden by what they are, in whatever batch.
-    model = made.build_model({}, {}).eval()
+    model = made.build_model({}, made.made_up_tables()).eval()
     if task == "classification":
         for batch in (whole, *parts):
             batch.arrays["targets"].zero_()
@@ -208,7 +209,9 @@ def test_a_step_in_which_nothing_counts_changes_nothing(tmp_path: Path) -> None:
     spec = spec_of("masked", training={"batch_size": 16}, recipe={"mask_fraction": 1e-9})
     batch = batch_of(write(tmp_path / "a.h5"), spec)
     made = MoleculeTask.for_run(spec, FIELDS)
-    loss, gradients = step_of(made, made.build_model({}, {}).eval(), [batch, batch])
+    loss, gradients = step_of(
+        made, made.build_model({}, made.made_up_tables()).eval(), [batch, batch]
+    )
     assert loss == 0.0
     assert not gradients.any()
 

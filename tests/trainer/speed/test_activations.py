@@ -128,7 +128,7 @@ def test_a_recipe_says_truly_whether_its_blocks_draw(
     recipe: dict[str, Any], is_random: bool
 ) -> None:
     task = task_for(recipe)
-    model = task.build_model({}, {}).train()
+    model = task.build_model({}, task.made_up_tables()).train()
     drawing: list[str] = []
 
     def note(block: nn.Module, inputs: Any, output: Any) -> None:

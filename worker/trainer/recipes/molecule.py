@@ -1,19 +1,21 @@
 """Recipe `molecule`: a network that passes messages along bonds, and what it learns."""
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
 from app.recipes.molecule import Molecule
 from app.spec.recipe import BACKBONE
-from worker.trainer.data.source import Arrays
+from worker.trainer.data.source import Arrays, arrays_of
+from worker.trainer.data.statistics import array_statistics
 from worker.trainer.data.training_data import TrainingData
 from worker.trainer.errors import DataError, NothingToScore
+from worker.trainer.recipes.auc import auc_of, class_counts
 from worker.trainer.recipes.base import (
     Batch,
     Predictor,
@@ -33,6 +35,13 @@ that are of none, and bonds between these.
 """
 
 
+Labels = NDArray[Any]
+# Targets whose metrics are given one by one, beside those over all.
+MOST_SCORED_TARGETS = 32
+# Known labels that a ridge is fitted on, and the least chance that it gives a class.
+LEAST_LABELS, LEAST_CHANCE = 8, 1e-3
+# Atoms that a sum is divided by, so that it begins about as large as a mean.
+USUAL_ATOMS = 16
 BITS = 31
 LOWEST_BITS = 2**BITS - 1
 
@@ -102,17 +111,20 @@ class MoleculeModel(nn.Module):
         self,
         recipe: Molecule,
         features: tuple[int, int],
+        targets: int,
         scale: tuple[Tensor, Tensor],
         class_weights: Tensor | None = None,
     ) -> None:
-        """`class_weights`: float32 (classes,), if the loss has some."""
+        """`scale`: mean and deviation of each target. `class_weights`: float32 (classes,), if the
+        loss has some.
+        """
         super().__init__()
-        width = recipe.hidden_size
+        width, self.readout = recipe.hidden_size, recipe.readout
         self.encoder = Encoder(recipe, *features)
         self.norm = nn.LayerNorm(width)
         self.head = nn.Sequential(
-            nn.Linear(width, width), nn.ReLU(), nn.Dropout(recipe.dropout),
-            nn.Linear(width, recipe.outputs),
+            nn.Linear(recipe.readouts * width, width), nn.ReLU(), nn.Dropout(recipe.dropout),
+            nn.Linear(width, recipe.outputs(targets)),
         )  # fmt: skip
         self.register_buffer("target_mean", scale[0])
         self.register_buffer("target_std", scale[1])
@@ -126,14 +138,18 @@ class MoleculeModel(nn.Module):
         return logits
 
     def of_molecules(self, graphs: Graphs) -> Tensor:
-        """(molecules, outputs), by the mean over the atoms of each."""
+        """(molecules, outputs), by the mean or the sum over the atoms of each, or by both."""
         atoms, bonds, edges, of, molecules = graphs
         said = self.norm(self.encoder(atoms, bonds, edges))
         # One more, for the atoms that are of none.
-        total = said.new_zeros(molecules + 1, said.shape[1]).index_add(0, of, said)
-        counts = said.new_zeros(molecules + 1).index_add(0, of, said.new_ones(len(of)))
-        means = total[:molecules] / counts[:molecules, None].clamp(min=1)
-        answers: Tensor = self.head(means)
+        total = said.new_zeros(molecules + 1, said.shape[1]).index_add(0, of, said)[:molecules]
+        described = []
+        if self.readout != "sum":
+            counts = said.new_zeros(molecules + 1).index_add(0, of, said.new_ones(len(of)))
+            described.append(total / counts[:molecules, None].clamp(min=1))
+        if self.readout != "mean":
+            described.append(total / USUAL_ATOMS)
+        answers: Tensor = self.head(torch.cat(described, 1))
         return answers
 
     def forward(self, graphs: Graphs, hides: Tensor | None = None) -> Tensor:
@@ -144,7 +160,11 @@ class MoleculeModel(nn.Module):
 
 
 class MoleculeTask(Task):
-    """Cross entropy of hidden elements or of classes; or the error of a number, as `loss` says."""
+    """Cross entropy of hidden elements or of classes; or the error of numbers, as `loss` says.
+
+    A target that is NaN is not known: it counts neither in the loss nor in a metric. A metric is
+    the mean over the targets, each over the molecules in which it is known.
+    """
 
     recipe: Molecule
     prepared_by: ClassVar[tuple[str, ...]] = ("task", "values", "classes")
@@ -159,21 +179,61 @@ class MoleculeTask(Task):
         return self.spec.data.targets[0]
 
     @property
+    def num_targets(self) -> int:
+        return self.recipe.num_targets(self.spec.data, arrays_of(self.fields)) or 1
+
+    @property
     def standardized(self) -> tuple[str, ...]:
-        return (self.target,) if self.spec.data.standardize.targets is True else ()
+        """None by the trainer, which knows of no missing labels: `prepare` does it."""
+        return ()
 
     def prepare(self, data: TrainingData) -> Tables:
-        """No tables, but a look at every feature, class and property: one that is out of range
-        would end a step on a GPU without a word about where it lies. Raises DataError.
+        """Mean and deviation of each target's known labels in the training part, for regression.
+
+        Looks at every feature and label first: one that is out of range would end a step on a GPU
+        without a word about where it lies. Raises DataError.
         """
         begin, names = 0, dict.fromkeys((self.molecules, self.target))
         for piece in data.whole(*names):
             self._require_in_range(data, begin, piece)
             begin += len(piece[f"{self.molecules}/counts"])
-        return {}
+        if self.recipe.task == "masked":
+            return {}
+        each = [self._known_labels(data, target) for target in range(self.num_targets)]
+        for target, known in enumerate(each):
+            if not any(len(labels) for labels in known()):
+                raise DataError(
+                    f"No label of {self._name_of(target)} is known in the training part, so "
+                    "nothing can be learned of it. Leave it out of the array, or give the training "
+                    "part molecules with that label, by data.split or by a larger file."
+                )
+        if self.recipe.task == "classification":
+            return {}
+        moments = [
+            array_statistics(self.target, ((labels, None) for labels in known()), pooled=True)
+            for known in each
+        ]
+        mean, std = (torch.stack(one) for one in zip(*moments, strict=True))
+        return {"mean": mean, "std": std}
+
+    def _known_labels(self, data: TrainingData, target: int) -> Callable[[], Iterator[Labels]]:
+        """Reads one target's known labels in the training part, each time it is called."""
+
+        def known() -> Iterator[Labels]:
+            for piece in data.pieces(self.target):
+                labels = _in_columns(piece[self.target])[:, target]
+                yield labels[~np.isnan(labels)]
+
+        return known
+
+    def _name_of(self, target: int) -> str:
+        column = f", column {target}" if self.num_targets > 1 else ""
+        return f"{self.target!r}{column}"
 
     def made_up_tables(self) -> Tables:
-        return {}
+        if self.recipe.task != "regression":
+            return {}
+        return {"mean": torch.zeros(self.num_targets), "std": torch.ones(self.num_targets)}
 
     def _require_in_range(self, data: TrainingData, begin: int, piece: Arrays) -> None:
         name, values = self.molecules, self.recipe.values
@@ -185,27 +245,41 @@ class MoleculeTask(Task):
                 row, feature = wrong[0]
                 what = f"{piece[part][row, feature]} as feature {feature}"
                 where = data.place_of(begin + int(of[row]))
-                raise _out_of_range(part, what, where, f"features are 0 to {values - 1:,}")
-        if self.recipe.task == "masked":
-            return
-        found = piece[self.target].reshape(-1)
+                raise _out_of_range(repr(part), what, where, f"features are 0 to {values - 1:,}")
+        if self.recipe.task != "masked":
+            self._require_labels(data, begin, _in_columns(piece[self.target]))
+
+    def _require_labels(self, data: TrainingData, begin: int, labels: Labels) -> None:
+        """Numbers that are finite, or classes; NaN where one is not known."""
+        known = ~np.isnan(labels)
         if self.recipe.task == "classification":
             classes = self.recipe.classes
-            fits = (found >= 0) & (found < classes) & (found % 1 == 0)
+            fits = (labels >= 0) & (labels < classes) & (labels % 1 == 0)
             rule = f"classes are whole numbers from 0 to {classes - 1:,}"
+            fix = (
+                "Number the classes so, raise recipe.classes if there are more of them, or learn "
+                "the number itself by recipe.task: regression."
+            )
         else:
-            fits, rule = np.isfinite(found), "a property is a finite number"
-        if not fits.all():
-            row = int(np.flatnonzero(~fits)[0])
-            raise _out_of_range(self.target, f"{found[row]}", data.place_of(begin + row), rule)
+            fits, rule, fix = np.isfinite(labels), "a property is a finite number", ""
+        wrong = np.argwhere(known & ~fits)
+        if len(wrong):
+            row, target = wrong[0]
+            where = data.place_of(begin + int(row))
+            found = f"{labels[row, target]}"
+            raise _out_of_range(self._name_of(int(target)), found, where, rule, fix)
 
     def build_model(self, statistics: Statistics, tables: Tables) -> nn.Module:
-        unscaled = torch.tensor(0.0), torch.tensor(1.0)
-        scale = statistics.get(self.target, unscaled)
-        mean, std = exact_for(self.fields[self.target], scale)
+        targets = self.num_targets
+        # Of one target the shape is that of earlier versions' checkpoints.
+        shape = (targets,) if targets > 1 else ()
+        moments = torch.zeros(shape), torch.ones(shape)
+        if self.spec.data.standardize.targets is True:
+            moments = tables["mean"].view(shape), tables["std"].view(shape)
+        scale = exact_for(self.fields[self.target], moments)
         given = self.spec.class_weights
         weights = None if given is None else torch.tensor(given)
-        return MoleculeModel(self.recipe, self._features, (mean, std), weights)
+        return MoleculeModel(self.recipe, self._features, targets, scale, weights)
 
     @property
     def _features(self) -> tuple[int, int]:
@@ -231,74 +305,95 @@ class MoleculeTask(Task):
             **self.recipe.model_dump(mode="json"),
             "atom_features": atoms,
             "bond_features": bonds,
+            "targets": self.num_targets,
         }
 
     def baselines(self, samples: TrainingSamples, model: nn.Module) -> Mapping[str, Predictor]:
-        """The most common element or class; or the mean, and a ridge on how many atoms of each
-        element a molecule has.
+        """The most common element or class; or the mean. For numbers, and for two classes, also a
+        ridge on how many atoms of each element a molecule has.
         """
         atoms, _, _, of, molecules = self._graphs(samples.batch)
         elements = atoms[:, 0].long()
         if self.recipe.task == "masked":
             counts = elements[of < molecules].bincount(minlength=self.recipe.values)
             return {"most common element": OfAtoms(log_shares(counts))}
-        target = samples.batch.arrays[self.target].reshape(-1)
-        if self.recipe.task == "classification":
-            counts = target.long().bincount(minlength=self.recipe.classes)
-            return {"most common class": OfMolecules(log_shares(counts))}
-        mean, std = (model.get_buffer(f"target_{name}").cpu() for name in ("mean", "std"))
-        scaled = ((target.to(mean.dtype) - mean) / std).double()[:, None]
+        labels = samples.batch.arrays[self.target].reshape(molecules, -1)
         counts = element_counts(elements, of, molecules, self.recipe.values)
-        fitted = ridge(counts[:, None], scaled)
+        if self.recipe.task == "classification":
+            return self._class_baselines(labels, counts)
+        mean, std = (model.get_buffer(f"target_{name}").cpu() for name in ("mean", "std"))
+        scaled = ((labels.to(mean.dtype) - mean) / std).double()
         return {
-            "training mean": OfMolecules(scaled.mean(0)),
-            "ridge on atom counts": OfMolecules(fitted.intercept, fitted.weights[0]),
+            "training mean": OfMolecules(scaled.nanmean(0).nan_to_num()),
+            "ridge on atom counts": OfMolecules(*ridges_of(counts, scaled)),
         }
 
-    def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor] | WeightedLoss:
-        """Means over hidden atoms, class weights or molecules."""
+    def _class_baselines(self, labels: Tensor, counts: Tensor) -> dict[str, Predictor]:
+        classes = self.recipe.classes
+        each = [one[~one.isnan()].long().bincount(minlength=classes) for one in labels.T]
+        usual = torch.stack([log_shares(one) for one in each])
+        baselines: dict[str, Predictor] = {"most common class": OfMolecules(usual.flatten())}
+        if classes == 2:
+            chances = OfMolecules(*ridges_of(counts, labels.double()))
+            baselines["ridge on atom counts"] = OfChances(chances)
+        return baselines
+
+    def loss(self, model: nn.Module, batch: Batch) -> WeightedLoss:
+        """Means over hidden atoms, or over known labels; of classes by their weights."""
         if self.recipe.task == "masked":
             each, hides, _ = self._masked(model, batch)
             return WeightedLoss({"loss": (each * hides).sum()}, hides.sum())
         if self.recipe.task == "classification":
-            logits, target = self._classes(model, batch)
-            weights = _class_weights(model)
-            if weights is None:
-                return {"loss": functional.cross_entropy(logits, target)}
-            each = functional.cross_entropy(logits, target, weights, reduction="none")
-            return WeightedLoss({"loss": each.sum()}, weights[target].sum())
-        return {"loss": self._criterion(self._error(model, batch)).mean()}
+            each, weights, *_ = self._class_losses(model, batch)
+            return WeightedLoss({"loss": each.sum()}, weights.sum())
+        error, known = self._error(model, batch)
+        return WeightedLoss({"loss": self._criterion(error).sum()}, known.sum())
 
     def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Sums of hidden atoms, or of the known labels of each target, (targets,)."""
         if self.recipe.task == "masked":
             each, hides, right = self._masked(model, batch)
-            sums = {"loss": each * hides, "right": right & hides, "hidden": hides}
-        elif self.recipe.task == "classification":
-            logits, target = self._classes(model, batch)
-            return self._measure_classes(logits, target, _class_weights(model))
-        else:
-            error = self._error(model, batch)
-            exact = error.double() * model.get_buffer("target_std").double()
-            sums = {
-                "loss": self._criterion(error), "absolute": exact.abs(), "squared": exact.square()
-            }  # fmt: skip
-        return {name: one.double().sum() for name, one in sums.items()}
+            atoms = {"loss": each * hides, "right": right & hides, "hidden": hides}
+            return {name: one.double().sum() for name, one in atoms.items()}
+        if self.recipe.task == "classification":
+            return self._measure_classes(model, batch)
+        error, known = self._error(model, batch)
+        exact = error.double() * model.get_buffer("target_std").double()
+        molecules = {
+            "loss": self._criterion(error), "known": known,
+            "absolute": exact.abs(), "squared": exact.square(),
+        }  # fmt: skip
+        return {name: one.double().sum(0) for name, one in molecules.items()}
 
-    def scores(self, sums: Mapping[str, float], samples: int) -> dict[str, float]:
-        task, wanted = self.recipe.task, self.spec.evaluation.metrics
+    def scores(self, sums: Mapping[str, Any], samples: int) -> dict[str, float]:
+        """Those of the spec, over all targets; and of several targets those of each by its column,
+        such as `mae_0`, where some of its labels are known.
+        """
+        task = self.recipe.task
         if task == "masked":
             if not (hidden := sums["hidden"]):
                 raise NothingToScore(f"no atom of {self.molecules!r} is hidden")
-            found = {"loss": sums["loss"] / hidden, "accuracy": sums["right"] / hidden}
-        elif task == "classification":
-            found = self._scores_of_classes(sums, samples)
+            scores = {"loss": sums["loss"] / hidden, "accuracy": sums["right"] / hidden}
+            return {name: scores[name] for name in ("loss", *self.spec.evaluation.metrics)}
+        is_known = sums["known"] > 0
+        if not is_known.any():
+            raise NothingToScore(f"no label of {self.target!r} is known")
+        if task == "classification":
+            loss, each = sums["loss"] / sums["weight"], self._rates_of_classes(sums)
         else:
-            mse = sums["squared"] / samples
-            found = {
-                "loss": sums["loss"] / samples, "mae": sums["absolute"] / samples,
-                "mse": mse, "rmse": math.sqrt(mse),
-            }  # fmt: skip
-        return {name: found[name] for name in ("loss", *wanted)}
+            mse = sums["squared"] / sums["known"]
+            each = {"mae": sums["absolute"] / sums["known"], "mse": mse, "rmse": mse.sqrt()}
+            loss = sums["loss"].sum().item() / sums["known"].sum().item()
+        scores = {"loss": loss}
+        for name in self.spec.evaluation.metrics:
+            is_scored = (sums["there"] > 0).all(1) if name == "auc" else is_known
+            if not is_scored.any():
+                raise NothingToScore(f"no target of {self.target!r} has molecules of both classes")
+            scores[name] = each[name][is_scored].mean().item()
+            if 1 < len(is_scored) <= MOST_SCORED_TARGETS:
+                columns = is_scored.nonzero()[:, 0].tolist()
+                scores |= {f"{name}_{column}": each[name][column].item() for column in columns}
+        return scores
 
     def _graphs(self, batch: Batch) -> Graphs:
         name, arrays = self.molecules, batch.arrays
@@ -323,40 +418,75 @@ class MoleculeTask(Task):
         each = functional.cross_entropy(logits, elements, reduction="none")
         return each, hides, logits.argmax(1) == elements
 
-    def _classes(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Logits (molecules, classes) and classes (molecules,)."""
+    def _classes(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits (molecules, targets, classes); classes, and which are known: (molecules,
+        targets).
+        """
+        labels, known = self._labels(batch)
         logits = model(self._graphs(batch)).float()
-        return logits, batch.arrays[self.target].reshape(-1).long()
+        logits = logits.view(*labels.shape, self.recipe.classes)
+        return logits, labels.long(), known
 
-    def _measure_classes(
-        self, logits: Tensor, target: Tensor, weights: Tensor | None
-    ) -> dict[str, Tensor]:
-        """Also how many there are of each class, and how many of these were told."""
-        loss = functional.cross_entropy(logits, target, weights, reduction="none")
-        each = logits.new_ones(len(target)) if weights is None else weights[target]
-        kinds = functional.one_hot(target, self.recipe.classes).double()
-        right = kinds * (logits.argmax(1) == target).double()[:, None]
-        found = {"loss": loss.double().sum(), "weight": each.double().sum()}
-        for number in range(self.recipe.classes):
-            found[f"there_{number}"] = kinds[:, number].sum()
-            found[f"right_{number}"] = right[:, number].sum()
-        return found
+    def _class_losses(
+        self, model: nn.Module, batch: Batch
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """The weighted cross entropy of each label and its weight, (molecules × targets,), both 0
+        where it is not known; then what `_classes` gives.
+        """
+        logits, target, known = self._classes(model, batch)
+        weights = _class_weights(model)
+        flat = target.flatten()
+        each = functional.cross_entropy(logits.flatten(0, 1), flat, weights, reduction="none")
+        of_each = torch.ones_like(each) if weights is None else weights[flat]
+        return each * known.flatten(), of_each * known.flatten(), logits, target, known
 
-    def _scores_of_classes(self, sums: Mapping[str, float], samples: int) -> dict[str, float]:
-        each = [(sums[f"right_{n}"], sums[f"there_{n}"]) for n in range(self.recipe.classes)]
-        rates = [right / there for right, there in each if there]
-        return {
-            "loss": sums["loss"] / max(sums["weight"], 1e-12),
-            "accuracy": sum(right for right, _ in each) / samples,
-            "balanced_accuracy": sum(rates) / len(rates),
+    def _measure_classes(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Also the labels of each class, and those that were predicted, (targets, classes)."""
+        each, weights, logits, target, known = self._class_losses(model, batch)
+        targets, classes = target.shape[1], self.recipe.classes
+        places = (target + classes * torch.arange(targets, device=target.device)).flatten()
+        there, right = known.double(), (known & (logits.argmax(2) == target)).double()
+        none = there.new_zeros(targets * classes)
+        sums = {
+            "loss": each.double().sum(),
+            "weight": weights.double().sum(),
+            "known": there.sum(0),
+            "there": none.index_add(0, places, there.flatten()).view(targets, classes),
+            "right": none.index_add(0, places, right.flatten()).view(targets, classes),
         }
+        if "auc" in self.spec.evaluation.metrics:
+            chances = logits.softmax(2)[..., 1]
+            columns = zip(chances.T, target.T, there.T, strict=True)
+            sums["counts"] = torch.stack([class_counts(*one) for one in columns])
+        return sums
 
-    def _error(self, model: nn.Module, batch: Batch) -> Tensor:
-        """(molecules,), in standardized units and the type of the target's mean."""
-        target = batch.arrays[self.target].reshape(-1)
+    def _rates_of_classes(self, sums: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Each metric by target, (targets,)."""
+        there, right = sums["there"], sums["right"]
+        rates = {
+            "accuracy": right.sum(1) / there.sum(1),
+            "balanced_accuracy": (right / there).nanmean(1),
+        }
+        if "counts" in sums:
+            areas = [auc_of(one) for one in sums["counts"]]
+            rates["auc"] = torch.tensor(areas, dtype=torch.float64)
+        return rates
+
+    def _labels(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Targets, 0 where they are not known, and which are known: (molecules, targets)."""
+        labels = batch.arrays[self.target].reshape(batch.size, -1)
+        known = ~labels.isnan()
+        return labels.masked_fill(~known, 0), known
+
+    def _error(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The error of each answer, in standardized units and the type of the target's mean, 0
+        where the label is not known; and which are known. (molecules, targets)
+        """
+        labels, known = self._labels(batch)
         mean, std = (model.get_buffer(f"target_{name}") for name in ("mean", "std"))
         answers: Tensor = model(self._graphs(batch)).float()
-        return answers[:, 0] - (target.to(mean.dtype) - mean) / std
+        error = answers - (labels.to(mean.dtype) - mean) / std
+        return error.masked_fill(~known, 0), known
 
     def _criterion(self, error: Tensor) -> Tensor:
         """Of each, float32."""
@@ -402,6 +532,34 @@ class OfMolecules(nn.Module):
         return counts @ self.weights + self.values
 
 
+class OfChances(nn.Module):
+    """Answers with the logits of two classes for each target, by the chance of the second one."""
+
+    def __init__(self, chances: nn.Module) -> None:
+        super().__init__()
+        self.chances = chances
+
+    def forward(self, graphs: Graphs) -> Tensor:
+        chance = self.chances(graphs).clamp(LEAST_CHANCE, 1 - LEAST_CHANCE)
+        return torch.stack([1 - chance, chance], 2).log().flatten(1)
+
+
+def ridges_of(counts: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Fits a ridge for each target, on the molecules whose label is known.
+
+    Returns the intercepts (targets,) and the weights (elements, targets). A target with too few
+    labels for a fit has its mean, or 0 without any.
+    """
+    intercepts = labels.nanmean(0).nan_to_num()
+    weights = counts.new_zeros(counts.shape[1], labels.shape[1])
+    for target, column in enumerate(labels.T):
+        known = ~column.isnan()
+        if known.sum() >= LEAST_LABELS:
+            fitted = ridge(counts[known][:, None], column[known][:, None])
+            intercepts[target], weights[:, target] = fitted.intercept[0], fitted.weights[0, :, 0]
+    return intercepts, weights
+
+
 def element_counts(elements: Tensor, of: Tensor, molecules: int, values: int) -> Tensor:
     """Atoms of each element by molecule, float64 (molecules, values). Atoms that fill up a batch
     are of none: `of` is `molecules` there.
@@ -443,8 +601,14 @@ def _class_weights(model: nn.Module) -> Tensor | None:
     return weights
 
 
-def _out_of_range(name: str, what: str, where: str, rule: str) -> DataError:
+def _in_columns(labels: Labels) -> Labels:
+    """(molecules, targets)"""
+    return labels.reshape(len(labels), -1)
+
+
+def _out_of_range(name: str, what: str, where: str, rule: str, fix: str = "") -> DataError:
+    fix = fix or "Mend or drop such samples."
     return DataError(
-        f"{name!r} has {what} in {where}, and {rule}. Mend or drop such samples, register the data "
-        "again and restart the run."
+        f"{name} has {what} in {where}, and {rule}. {fix} Register the data again if it has "
+        "changed, and restart the run."
     )

@@ -408,7 +408,8 @@ def _sample_rows(report: dict[str, Any], arrays: Fields) -> None:
                 "nonfinite_values",
                 f"{name!r} holds {bad:,} NaN or infinite values in {values['sampled_rows']:,}"
                 " sampled rows; training on them fails, so fill or remove them before this array is"
-                " used.",
+                " used. NaN in targets may stay for a recipe that leaves missing labels out, as"
+                " molecule does.",
                 "warnings",
             )
         if isinstance(array, RaggedArray | PackedArray):
