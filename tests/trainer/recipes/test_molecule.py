@@ -108,7 +108,7 @@ def test_what_a_batch_is_filled_up_with_changes_nothing(tmp_path: Path) -> None:
     task = MoleculeTask.for_run(spec, FIELDS)
     model = task.build_model({}, task.made_up_tables()).eval()
     assert isinstance(model, torch.nn.Module)
-    answers = model(task._graphs(batch))
+    answers = model(*task._graphs(batch))
     node = edge = 0
     for number in range(batch.size):
         nodes, edges = batch.arrays["molecules/counts"][number].tolist()
@@ -117,12 +117,13 @@ def test_what_a_batch_is_filled_up_with_changes_nothing(tmp_path: Path) -> None:
             {
                 "molecules": batch.arrays["molecules"][atoms],
                 "molecules/samples": torch.zeros(nodes, dtype=torch.int64),
+                "molecules/counts": torch.tensor([[nodes, edges]]),
                 "molecules/edges": batch.arrays["molecules/edges"][bonds] - node,
                 "molecules/edge_values": batch.arrays["molecules/edge_values"][bonds],
             },
             1,
         )
-        torch.testing.assert_close(model(task._graphs(alone))[0], answers[number])
+        torch.testing.assert_close(model(*task._graphs(alone))[0], answers[number])
         node, edge = node + nodes, edge + edges
 
 
@@ -136,8 +137,10 @@ def test_a_hidden_atom_is_not_shown(tmp_path: Path) -> None:
     hides = torch.rand(len(graphs[0])) < 0.5
     changed = graphs[0].clone()
     changed[hides] = (changed[hides] + 1) % 8
-    assert torch.equal(model(graphs, hides), model((changed, *graphs[1:]), hides))
-    assert not torch.equal(model(graphs, hides), model(graphs, ~hides))
+    given = graphs[1:3]
+    answers = model(graphs[0], *given, hides)
+    assert torch.equal(answers, model(changed, *given, hides))
+    assert not torch.equal(answers, model(graphs[0], *given, ~hides))
     torch.manual_seed(0)
     each, hidden, _ = task._masked(model, batch)
     assert not hidden[graphs[3] == batch.size].any()

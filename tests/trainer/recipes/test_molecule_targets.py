@@ -76,16 +76,16 @@ def test_a_sum_counts_atoms_and_a_mean_does_not(tmp_path: Path) -> None:
         batch = batch_of(path, spec)
         task = MoleculeTask.for_run(spec, FIELDS)
         model = task.build_model({}, task.made_up_tables()).eval()
-        atoms, bonds, edges, of, molecules = task._graphs(batch)
+        atoms, bonds, edges, of, counts = task._graphs(batch)
         twice = (
             torch.cat([atoms, atoms]),
             torch.cat([bonds, bonds]),
             torch.cat([edges, edges + len(atoms)]),
             torch.cat([of, of]),
-            molecules,
+            counts,
         )
-        once = model(task._graphs(batch))
-        assert torch.allclose(model(twice), once, atol=1e-5) is not grows
+        once = model(*task._graphs(batch))
+        assert torch.allclose(model(*twice), once, atol=1e-5) is not grows
 
 
 @pytest.mark.parametrize("task", ["regression", "classification"])
@@ -108,7 +108,7 @@ def test_a_label_that_is_missing_changes_nothing(tmp_path: Path, task: str) -> N
     loss.means()["loss"].backward()
     trained = [one for one in model.parameters() if one.grad is not None]
     gradients = [one.grad.clone() for one in trained if one.grad is not None]
-    answers = model(made._graphs(batch))
+    answers = model(*made._graphs(batch))
     if task == "regression":
         each = (answers - labels)[~unknown].abs()
     else:

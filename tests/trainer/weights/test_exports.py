@@ -16,6 +16,7 @@ import torch
 from app.spec.run import RunSpec
 from stoker.manifest import parse_manifest
 from tests.trainer.lab import BASE_SPEC, Lab, Outcome, merged
+from tests.trainer.recipes import molecules
 from tests.trainer.recipes.panels import GRAPH, WINDOW, made_panel, with_recipe
 from tests.trainer.recipes.test_board import LEGAL, PLAY, positions
 from tests.trainer.recipes.test_ragged import RAGGED, add_events
@@ -323,5 +324,37 @@ def test_packed_samples_have_no_model_of_one_sample() -> None:
     spec = RunSpec.model_validate_json(json.dumps(BASE_SPEC))
     packed = Field((3,), np.dtype("float32"), rows=4.0)
     task = SequenceTask(spec, {"features": packed, "targets": Field((4,), np.dtype("float32"))})
-    with pytest.raises(SpecMismatch, match=r"graphs of different sizes, .* as safetensors"):
+    with pytest.raises(SpecMismatch, match=r"graphs of different sizes, .* --format safetensors"):
         task.exported(Batch({}, 2))
+
+
+@pytest.mark.parametrize("format_", ["onnx", "int8"])
+@pytest.mark.parametrize("task", ["masked", "regression", "classification"])
+def test_molecules_are_answered_in_any_number(lab: Lab, task: str, format_: str) -> None:
+    """Also of other numbers of atoms and bonds than those of the example."""
+    molecules.write(lab.data, classes=task == "classification")
+    chronological = {"data": {"split": {"method": "chronological"}}}
+    outcome = lab.run(patch=molecules.run_of(task, epochs=1, **chronological))
+    order = order_for(lab, outcome, format_)
+    made = make_export(order)
+    scores = by_name(made)
+    metric = molecules.METRICS[task][0]
+    last = outcome.result["last"][f"val_{metric}"]
+    assert scores["pytorch"]["scores"][metric] == pytest.approx(last, rel=1e-6)
+    assert scores["onnx"]["scores"][metric] == pytest.approx(last, rel=1e-4)
+    shapes = {one["name"]: one["shape"] for one in made["facts"]["inputs"]}
+    assert shapes["molecules"] == ["atoms", 3]
+    assert shapes["molecules/edges"] == ["bonds", 2]
+    (output,) = made["facts"]["outputs"]
+    assert output["shape"][0] == ("atoms" if task == "masked" else "batch")
+    if task == "masked":
+        return
+    one_atom = {
+        "molecules": np.zeros((1, 3), np.uint8),
+        "molecules/edge_values": np.zeros((0, 2), np.uint8),
+        "molecules/edges": np.zeros((0, 2), np.int64),
+        "molecules/samples": np.zeros(1, np.int64),
+        "molecules/counts": np.array([[1, 0]]),
+    }
+    (alone,) = answers(Path(order["out"]), **one_atom)
+    assert alone.shape == (1, output["shape"][1])

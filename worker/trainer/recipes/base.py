@@ -2,9 +2,9 @@
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
@@ -43,6 +43,11 @@ Tables = Mapping[str, Tensor]
 Begin = Literal["epoch", "evaluation"]
 
 
+def first_once_more(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns inputs of (batch, …) with their first sample once more behind the last one."""
+    return {name: torch.cat([one, one[:1]]) for name, one in inputs.items()}
+
+
 @dataclass(frozen=True)
 class Exported:
     """What the forward of an exported model takes, by name and in its order, (batch, …) each; and
@@ -51,6 +56,12 @@ class Exported:
 
     inputs: Mapping[str, Tensor]
     outputs: tuple[str, ...] = ("output",)
+    axes: Mapping[str, str] = field(default_factory=dict)
+    """Names of the first axis, by input or output, where it is not the batch."""
+    more: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] = first_once_more
+    """Puts samples that are there once more behind the last one. The file has to answer these as it
+    did before, or it is of one size alone. Graphs give another one.
+    """
 
 
 class PastOfTarget(NamedTuple):
@@ -382,12 +393,14 @@ class Task(ABC):
         what is made of them, as `measure` calls it, once a batch. By default with all that are no
         targets, in the order of `data.inputs`, and lengths of ragged ones behind them.
 
-        Raises SpecMismatch where samples are packed: their arrays have no axis for the batch.
+        Raises SpecMismatch where samples are packed: their arrays have no axis for the batch, so a
+        recipe that takes them gives `Exported.axes` and `Exported.more`.
         """
         if any(field.rows is not None for field in self.fields.values()):
             raise SpecMismatch(
-                f"The recipe {self.recipe.kind} trains on graphs of different sizes, which are not "
-                "exported as ONNX or int8. Export it as safetensors."
+                f"The recipe {self.recipe.kind} trains on graphs of different sizes, and does not "
+                "say how these are exported as ONNX or int8 (Task.exported). Export it with "
+                "--format safetensors."
             )
         inputs, targets = self.spec.data.inputs, self.spec.data.targets
         known = {*targets, *map(lengths_of, targets)}

@@ -18,6 +18,7 @@ from worker.trainer.errors import DataError, NothingToScore
 from worker.trainer.recipes.auc import auc_of, class_counts
 from worker.trainer.recipes.base import (
     Batch,
+    Exported,
     Predictor,
     Statistics,
     Tables,
@@ -28,14 +29,16 @@ from worker.trainer.recipes.base import (
 from worker.trainer.recipes.encoders import exact_for
 from worker.trainer.recipes.fitting import log_shares, ridge
 
-Graphs = tuple[Tensor, Tensor, Tensor, Tensor, int]
+Graphs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 """Of a batch: features of atoms (atoms, …) and bonds (bonds, …), the two atoms of each bond, the
-molecule of each atom, and how many molecules there are. Behind the atoms of the last one are some
-that are of none, and bonds between these.
+molecule of each atom, and how many atoms and bonds each molecule has (molecules, 2). Behind the
+atoms of the last one are some that are of none, and bonds between these.
 """
 
 
 Labels = NDArray[Any]
+# The name by which an exported model of task masked is told which atoms are hidden.
+HIDDEN = "hidden"
 # Targets whose metrics are given one by one, beside those over all.
 MOST_SCORED_TARGETS = 32
 # Known labels that a ridge is fitted on, and the least chance that it gives a class.
@@ -120,6 +123,7 @@ class MoleculeModel(nn.Module):
         """
         super().__init__()
         width, self.readout = recipe.hidden_size, recipe.readout
+        self.gives_classes = recipe.task == "classification"
         self.encoder = Encoder(recipe, *features)
         self.norm = nn.LayerNorm(width)
         self.head = nn.Sequential(
@@ -131,16 +135,8 @@ class MoleculeModel(nn.Module):
         # On the device from the first step on; a checkpoint does without: the spec has them.
         self.register_buffer("class_weights", class_weights, persistent=False)
 
-    def of_atoms(self, graphs: Graphs, hides: Tensor) -> Tensor:
-        """Logits (atoms, values) of the elements."""
-        atoms, bonds, edges, *_ = graphs
-        logits: Tensor = self.head(self.norm(self.encoder(atoms, bonds, edges, hides)))
-        return logits
-
-    def of_molecules(self, graphs: Graphs) -> Tensor:
+    def of_molecules(self, said: Tensor, of: Tensor, molecules: int) -> Tensor:
         """(molecules, outputs), by the mean or the sum over the atoms of each, or by both."""
-        atoms, bonds, edges, of, molecules = graphs
-        said = self.norm(self.encoder(atoms, bonds, edges))
         # One more, for the atoms that are of none.
         total = said.new_zeros(molecules + 1, said.shape[1]).index_add(0, of, said)[:molecules]
         described = []
@@ -152,11 +148,21 @@ class MoleculeModel(nn.Module):
         answers: Tensor = self.head(torch.cat(described, 1))
         return answers
 
-    def forward(self, graphs: Graphs, hides: Tensor | None = None) -> Tensor:
-        """Of atoms where some are hidden, else of molecules; numbers in standardized units."""
-        if hides is not None:
-            return self.of_atoms(graphs, hides)
-        return self.of_molecules(graphs)
+    def forward(self, atoms: Tensor, bonds: Tensor, edges: Tensor, *more: Tensor) -> Tensor:
+        """Logits (atoms, values) of the elements, if `more` says which atoms are hidden, bool
+        (atoms,). Else `more` has what `Graphs` has behind the edges, and the answers are numbers
+        (molecules, targets) in the targets' own units, or logits (molecules, targets × classes).
+        """
+        if len(more) == 1:
+            logits: Tensor = self.head(self.norm(self.encoder(atoms, bonds, edges, *more)))
+            return logits
+        of, counts = more
+        said = self.norm(self.encoder(atoms, bonds, edges))
+        answers = self.of_molecules(said, of, len(counts))
+        if self.gives_classes:
+            return answers
+        mean, std = self.get_buffer("target_mean"), self.get_buffer("target_std")
+        return answers.to(mean.dtype) * std + mean
 
 
 class MoleculeTask(Task):
@@ -312,8 +318,8 @@ class MoleculeTask(Task):
         """The most common element or class; or the mean. For numbers, and for two classes, also a
         ridge on how many atoms of each element a molecule has.
         """
-        atoms, _, _, of, molecules = self._graphs(samples.batch)
-        elements = atoms[:, 0].long()
+        atoms, _, _, of, _ = self._graphs(samples.batch)
+        elements, molecules = atoms[:, 0].long(), samples.batch.size
         if self.recipe.task == "masked":
             counts = elements[of < molecules].bincount(minlength=self.recipe.values)
             return {"most common element": OfAtoms(log_shares(counts))}
@@ -321,11 +327,10 @@ class MoleculeTask(Task):
         counts = element_counts(elements, of, molecules, self.recipe.values)
         if self.recipe.task == "classification":
             return self._class_baselines(labels, counts)
-        mean, std = (model.get_buffer(f"target_{name}").cpu() for name in ("mean", "std"))
-        scaled = ((labels.to(mean.dtype) - mean) / std).double()
+        numbers = labels.double()
         return {
-            "training mean": OfMolecules(scaled.nanmean(0).nan_to_num()),
-            "ridge on atom counts": OfMolecules(*ridges_of(counts, scaled)),
+            "training mean": OfMolecules(numbers.nanmean(0).nan_to_num()),
+            "ridge on atom counts": OfMolecules(*ridges_of(counts, numbers)),
         }
 
     def _class_baselines(self, labels: Tensor, counts: Tensor) -> dict[str, Predictor]:
@@ -347,7 +352,8 @@ class MoleculeTask(Task):
             each, weights, *_ = self._class_losses(model, batch)
             return WeightedLoss({"loss": each.sum()}, weights.sum())
         error, known = self._error(model, batch)
-        return WeightedLoss({"loss": self._criterion(error).sum()}, known.sum())
+        std = model.get_buffer("target_std")
+        return WeightedLoss({"loss": self._criterion(error / std).sum()}, known.sum())
 
     def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Sums of hidden atoms, or of the known labels of each target, (targets,)."""
@@ -358,9 +364,9 @@ class MoleculeTask(Task):
         if self.recipe.task == "classification":
             return self._measure_classes(model, batch)
         error, known = self._error(model, batch)
-        exact = error.double() * model.get_buffer("target_std").double()
+        exact, std = error.double(), model.get_buffer("target_std")
         molecules = {
-            "loss": self._criterion(error), "known": known,
+            "loss": self._criterion(error / std), "known": known,
             "absolute": exact.abs(), "squared": exact.square(),
         }  # fmt: skip
         return {name: one.double().sum(0) for name, one in molecules.items()}
@@ -396,34 +402,69 @@ class MoleculeTask(Task):
         return scores
 
     def _graphs(self, batch: Batch) -> Graphs:
-        name, arrays = self.molecules, batch.arrays
-        parts = name, f"{name}/edge_values", f"{name}/edges", f"{name}/samples"
-        atoms, bonds, edges, of = (arrays[part] for part in parts)
-        return atoms, bonds, edges, of, batch.size
+        atoms, bonds, edges, of, counts = (batch.arrays[name] for name in self._parts)
+        return atoms, bonds, edges, of, counts
 
-    def _masked(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Of each atom: its cross entropy, whether it was hidden, and whether it was told. The
-        training hides others each time; evaluations always the same, or equal weights would get
-        other scores from one to the next.
+    @property
+    def _parts(self) -> tuple[str, ...]:
+        """The names of the arrays of `Graphs`."""
+        name = self.molecules
+        return name, *(f"{name}/{part}" for part in ("edge_values", "edges", "samples", "counts"))
+
+    def exported(self, batch: Batch) -> Exported:
+        """The arrays of `Graphs`, for any number of molecules, atoms and bonds; in task masked
+        which atoms are hidden, in place of the last two.
         """
         graphs = self._graphs(batch)
-        atoms, *_, of, molecules = graphs
-        if model.training:
-            drawn = torch.rand(len(atoms), device=atoms.device)
-        else:
-            counts = batch.arrays[f"{self.molecules}/counts"]
-            drawn = fixed_draws(graphs, counts, self.spec.training.seed)
-        hides = (drawn < self.recipe.mask_fraction) & (of < molecules)
-        logits, elements = model(graphs, hides).float(), atoms[:, 0].long()
+        atoms, bonds, edges, of, _ = self._parts
+        axes = {atoms: "atoms", bonds: "bonds", edges: "bonds", of: "atoms"}
+        if self.recipe.task != "masked":
+            inputs = dict(zip(self._parts, graphs, strict=True))
+            return Exported(inputs, axes=axes, more=self._twice)
+        hides = self._hidden(graphs)
+        inputs = dict(zip((atoms, bonds, edges, HIDDEN), (*graphs[:3], hides), strict=True))
+        axes |= {HIDDEN: "atoms", "output": "atoms"}
+        return Exported(inputs, axes=axes, more=self._twice)
+
+    def _twice(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """All molecules of these inputs, and once more behind them."""
+        atoms, _, edges, of, counts = self._parts
+        twice = {name: torch.cat([one, one]) for name, one in inputs.items()}
+        twice[edges] = torch.cat([inputs[edges], inputs[edges] + len(inputs[atoms])])
+        if of in inputs:
+            first, molecules = inputs[of], len(inputs[counts])
+            # Atoms that are of no molecule stay so: their number is that of the molecules.
+            twice[of] = torch.cat([
+                first.masked_fill(first == molecules, 2 * molecules), first + molecules
+            ])  # fmt: skip
+        return twice
+
+    def _masked(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Of each atom: its cross entropy, whether it was hidden, and whether it was told."""
+        graphs = self._graphs(batch)
+        atoms, bonds, edges, *_ = graphs
+        hides = self._hidden(graphs, by_chance=model.training)
+        logits, elements = model(atoms, bonds, edges, hides).float(), atoms[:, 0].long()
         each = functional.cross_entropy(logits, elements, reduction="none")
         return each, hides, logits.argmax(1) == elements
+
+    def _hidden(self, graphs: Graphs, *, by_chance: bool = False) -> Tensor:
+        """Atoms that are hidden, bool (atoms,). The training hides others each time; evaluations
+        always the same, or equal weights would get other scores from one to the next.
+        """
+        atoms, *_, of, counts = graphs
+        if by_chance:
+            drawn = torch.rand(len(atoms), device=atoms.device)
+        else:
+            drawn = fixed_draws(graphs, self.spec.training.seed)
+        return (drawn < self.recipe.mask_fraction) & (of < len(counts))
 
     def _classes(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Logits (molecules, targets, classes); classes, and which are known: (molecules,
         targets).
         """
         labels, known = self._labels(batch)
-        logits = model(self._graphs(batch)).float()
+        logits = model(*self._graphs(batch)).float()
         logits = logits.view(*labels.shape, self.recipe.classes)
         return logits, labels.long(), known
 
@@ -479,14 +520,12 @@ class MoleculeTask(Task):
         return labels.masked_fill(~known, 0), known
 
     def _error(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The error of each answer, in standardized units and the type of the target's mean, 0
-        where the label is not known; and which are known. (molecules, targets)
+        """The error of each answer, in the target's own units, 0 where the label is not known; and
+        which are known. (molecules, targets)
         """
         labels, known = self._labels(batch)
-        mean, std = (model.get_buffer(f"target_{name}") for name in ("mean", "std"))
-        answers: Tensor = model(self._graphs(batch)).float()
-        error = answers - (labels.to(mean.dtype) - mean) / std
-        return error.masked_fill(~known, 0), known
+        answers: Tensor = model(*self._graphs(batch))
+        return (answers - labels.to(answers.dtype)).masked_fill(~known, 0), known
 
     def _criterion(self, error: Tensor) -> Tensor:
         """Of each, float32."""
@@ -507,8 +546,8 @@ class OfAtoms(nn.Module):
         super().__init__()
         self.register_buffer("logits", logits)
 
-    def forward(self, graphs: Graphs, hides: Tensor) -> Tensor:
-        return self.logits.expand(len(graphs[0]), -1)
+    def forward(self, atoms: Tensor, *_: Tensor) -> Tensor:
+        return self.logits.expand(len(atoms), -1)
 
 
 class OfMolecules(nn.Module):
@@ -524,12 +563,12 @@ class OfMolecules(nn.Module):
         self.register_buffer("values", values)
         self.register_buffer("weights", weights)
 
-    def forward(self, graphs: Graphs) -> Tensor:
-        atoms, _, _, of, molecules = graphs
+    def forward(self, *graphs: Tensor) -> Tensor:
+        atoms, _, _, of, counts = graphs
         if self.weights is None:
-            return self.values.expand(molecules, -1)
-        counts = element_counts(atoms[:, 0].long(), of, molecules, len(self.weights))
-        return counts @ self.weights + self.values
+            return self.values.expand(len(counts), -1)
+        elements = element_counts(atoms[:, 0].long(), of, len(counts), len(self.weights))
+        return elements @ self.weights + self.values
 
 
 class OfChances(nn.Module):
@@ -539,8 +578,8 @@ class OfChances(nn.Module):
         super().__init__()
         self.chances = chances
 
-    def forward(self, graphs: Graphs) -> Tensor:
-        chance = self.chances(graphs).clamp(LEAST_CHANCE, 1 - LEAST_CHANCE)
+    def forward(self, *graphs: Tensor) -> Tensor:
+        chance = self.chances(*graphs).clamp(LEAST_CHANCE, 1 - LEAST_CHANCE)
         return torch.stack([1 - chance, chance], 2).log().flatten(1)
 
 
@@ -570,18 +609,17 @@ def element_counts(elements: Tensor, of: Tensor, molecules: int, values: int) ->
     return counts.view(molecules + 1, values)[:molecules]
 
 
-def fixed_draws(graphs: Graphs, counts: Tensor, seed: int) -> Tensor:
+def fixed_draws(graphs: Graphs, seed: int) -> Tensor:
     """Of each atom a number as if drawn from [0, 1], float32 (atoms,): the same wherever a molecule
     lies, for it follows from the seed, the molecule's atoms and the atom's place among them.
-    `counts`: atoms and bonds of each molecule, (molecules, 2).
     """
-    atoms, *_, of, molecules = graphs
+    atoms, *_, of, counts = graphs
     begins = functional.pad(counts[:, 0].cumsum(0) - counts[:, 0], (0, 1))
     places = torch.arange(len(atoms), device=atoms.device) - begins.index_select(0, of)
     said = _scattered(places & LOWEST_BITS)
     for feature in atoms.long().unbind(1):
         said = _scattered(said ^ (feature & LOWEST_BITS))
-    of_molecules = said.new_zeros(molecules + 1).index_add(0, of, said)
+    of_molecules = said.new_zeros(len(counts) + 1).index_add(0, of, said)
     of_molecules = _scattered((of_molecules + seed % 2**BITS) & LOWEST_BITS)
     drawn: Tensor = _scattered(of_molecules.index_select(0, of) ^ said).float() / 2**BITS
     return drawn

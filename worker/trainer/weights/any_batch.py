@@ -16,43 +16,41 @@ def of_several(wanted: Exported) -> Exported:
     """With two samples at least: PyTorch would write a size of 1 into the file as a constant."""
     if all(one.shape[:1] != (1,) for one in wanted.inputs.values()):
         return wanted
-    return replace(wanted, inputs={name: _more(one) for name, one in wanted.inputs.items()})
+    return replace(wanted, inputs=wanted.more(wanted.inputs))
 
 
 def require_any_batch(runs: Mapping[str, Run], example: Exported) -> None:
-    """Each file, which was exported with the example, gives the same with one sample more.
+    """Each file, which was exported with the example, gives the same with more samples.
 
     One of 8 bits rounds on its way, which may come out otherwise in another batch: by less than it
     differs from the plain file.
     """
-    inputs = list(example.inputs.values())
+    inputs, more = list(example.inputs.values()), list(example.more(example.inputs).values())
     size = len(inputs[0])
     plain = runs["onnx"](*inputs)
     for name, run in runs.items():
         given = run(*inputs)
-        pairs = zip(given, _with_one_more(name, run, inputs), plain, strict=True)
+        pairs = zip(given, _of_more(name, run, more, size), plain, strict=True)
         for output, (own, larger, exact) in zip(example.outputs, pairs, strict=False):
-            if larger.shape != (size + 1, *own.shape[1:]):
-                how = f"has the shape {tuple(larger.shape)} for {size + 1}"
+            # An output has the first axis of an input, such as the batch.
+            lengths = [(len(one), len(other)) for one, other in zip(inputs, more, strict=True)]
+            if (len(own), len(larger)) not in lengths or larger.shape[1:] != own.shape[1:]:
+                how = f"has the shape {tuple(larger.shape)} for {len(more[0])}"
                 raise _of_one_size(name, size, f"its output {output} {how}")
-            apart = float(difference_of(_more(own), larger))
+            expected = torch.cat([own, own[: len(larger) - len(own)]])
+            apart = float(difference_of(expected, larger))
             rounding = TOLERANCE * max(float(largest_of(own)), 1e-6)
             if not apart <= max(rounding, float(difference_of(exact, own))):
                 how = f"differs by up to {apart:.3g} for the same samples in a larger batch"
                 raise _of_one_size(name, size, f"its output {output} {how}")
 
 
-def _with_one_more(name: str, run: Run, inputs: Sequence[Tensor]) -> list[Tensor]:
+def _of_more(name: str, run: Run, more: Sequence[Tensor], size: int) -> list[Tensor]:
     try:
-        return run(*map(_more, inputs))
+        return run(*more)
     except TrainerError as error:
-        size, cause = len(inputs[0]), str(error.__cause__ or error).strip().splitlines()
-        raise _of_one_size(name, size, f"with {size + 1}: {cause[0][:300]}") from error
-
-
-def _more(one: Tensor) -> Tensor:
-    """With its first sample once more behind the last one."""
-    return torch.cat([one, one[:1]])
+        cause = str(error.__cause__ or error).strip().splitlines()
+        raise _of_one_size(name, size, f"with {len(more[0])}: {cause[0][:300]}") from error
 
 
 def _of_one_size(name: str, size: int, how: str) -> TrainerError:

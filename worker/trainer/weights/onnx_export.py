@@ -72,8 +72,8 @@ def _measure(
         one["seconds_per_batch"] = timed[name]
         one["bytes"] = _size(files[name]) if name in files else None
     return {
-        "inputs": described(wanted.inputs),
-        "outputs": described(outputs),
+        "inputs": described(wanted.inputs, wanted.axes),
+        "outputs": described(outputs, wanted.axes),
         "part": evaluated.name,
         "samples": samples,
         "batch_size": batch.size,

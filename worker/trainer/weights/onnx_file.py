@@ -127,13 +127,13 @@ class Session:
         return [torch.from_numpy(one) for one in found]
 
 
-def described(named: Mapping[str, Tensor]) -> list[dict[str, Any]]:
-    """Inputs or outputs, as the manifest tells of them."""
+def described(named: Mapping[str, Tensor], axes: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Inputs or outputs, as the manifest tells of them. `axes`: those of `Exported`."""
     return [
         {
             "name": name,
             "dtype": str(one.dtype).removeprefix("torch."),
-            "shape": ["batch", *one.shape[1:]],
+            "shape": [axes.get(name, "batch"), *one.shape[1:]],
         }
         for name, one in named.items()
     ]
