@@ -151,6 +151,7 @@ def _work(asked: Asked, form: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
     names = (*targets, *others)
     if asked.rows or asked.classes:
         _require_rows_or_windows(asked, form)
+        _require_one_target(asked.targets)
     if asked.rows:
         return ROWS, (*names, *form, *_flags(classes=asked.classes))
     if form and not asked.is_cut:
