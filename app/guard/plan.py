@@ -268,16 +268,18 @@ def _settled_recipe(case: Case, provenance: Document) -> Document:
     """
     values: Document = {}
     fixes = _shape_of_source(case, provenance)
-    for _ in range(MOST_FIXES_TOGETHER):
-        try:
-            recipe = _with_fixes(case.with_values(values).spec.recipe, fixes)
+    for _ in range(1 + MOST_FIXES_TOGETHER):
+        if fixes:
+            try:
+                recipe = _with_fixes(case.with_values(values).spec.recipe, fixes)
+            except ValidationError:
+                break  # the rule tells the problem; no such fix is offered
             names = {pointer.split("/")[2] for pointer in fixes}
             values |= {f"/recipe/{name}": getattr(recipe, name) for name in names}
+        try:
             problems = case.with_values(values).recipe_problems
         except UnknownFact:
-            return values
-        except ValidationError:
-            break  # the rule tells the problem; no such fix is offered
+            break
         fixes = {
             pointer: value
             for problem in problems
