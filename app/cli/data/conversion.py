@@ -137,6 +137,12 @@ class Asked:
         return self.targets[0] if self.targets else None
 
     @property
+    def names_labels(self) -> bool:
+        """True if the target is an array of a NumPy file whose values are classes."""
+        is_numpy = self.path.suffix.lower() in NUMPY and not self.path.is_dir()
+        return self.classes and is_numpy and self.column is not None and not self.is_cut
+
+    @property
     def is_cut(self) -> bool:
         """Whether samples are cut out of rows."""
         return self.timeframes is not None or self.window is not None
@@ -172,6 +178,9 @@ def _work(asked: Asked, form: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
     if asked.pad is not None:
         _require_no_cut(asked.horizon, asked.column, None, asked.every)
         return PADDING, (f"--pad={asked.pad}", *names)
+    if asked.names_labels:
+        _require_no_cut(asked.horizon, asked.array, asked.every)
+        return ARRAYS, (f"--labels={asked.column}",)
     return _without_cut(asked), names
 
 
@@ -286,10 +295,10 @@ def _require_rows_or_windows(asked: Asked, form: tuple[str, ...]) -> None:
             )
         if asked.column is None:
             raise CommandFailed("--rows needs --target COLUMN: what to learn of each row.")
-    elif asked.window is None or asked.entity is not None:
+    elif not asked.names_labels and (asked.window is None or asked.entity is not None):
         raise CommandFailed(
-            "--classes goes with --rows, or with --window without --entity: the values of --target "
-            "are classes."
+            "--classes goes with --rows, with --window without --entity, or with --target ARRAY of "
+            "a NumPy file: the values of the target are classes."
         )
 
 

@@ -24,7 +24,10 @@ def converted(made: Document) -> list[str]:
 
 def written(made: Document) -> list[str]:
     shapes = (f"{name} {' × '.join(map(str, shape))}" for name, shape in made["arrays"].items())
-    return [f"{made['path']}: {', '.join(shapes)}; {size(made['bytes'])}."]
+    return [
+        f"{made['path']}: {', '.join(shapes)}; {size(made['bytes'])}.",
+        *([f"Target: {made['classes']}."] if made.get("classes") else []),
+    ]
 
 
 def cut(made: Document) -> list[str]:

@@ -55,9 +55,9 @@ Classes = Annotated[
     bool,
     typer.Option(
         "--classes",
-        help="With --rows or --window: the values of --target, texts or numbers, are classes. They "
-        "are numbered in their order, and the file names them. A window's class is that of the row "
-        "which lies --horizon behind its end.",
+        help="With --rows or --window, or of NumPy's files: the values of --target, texts or "
+        "numbers, are classes. They are numbered in their order, and the file names them. A "
+        "window's class is that of the row which lies --horizon behind its end.",
     ),
 ]
 Every = Annotated[

@@ -90,7 +90,10 @@ def test_a_row_without_a_class_ends_it_or_is_skipped(cli, home, tmp_path):
         ((*ROWS, "--window", "4"), "--window does not go with --rows"),
         ((*ROWS, "--time", "length"), "--time does not go with --rows"),
         ((*ROWS, "--every", "2"), "--every does not go with --rows"),
-        (("--target", "species", "--classes"), "--classes goes with --rows, or with --window"),
+        (
+            ("--target", "species", "--classes"),
+            "--classes goes with --rows, with --window without --entity",
+        ),
         (("--rows", "--target", "species"), "holds no numbers (if its values are classes, pass"),
         (("--rows", "--target", "specie", "--classes"), "Did you mean species?"),
         ((), "pass --rows --target COLUMN"),
@@ -123,3 +126,21 @@ def test_columns_that_are_no_classes_are_refused(cli, home, tmp_path):
         file["x"] = np.zeros((3, 2))
     refused = cli("data", "convert", str(path), *ROWS)
     assert "--rows is for tables" in refused.err
+
+
+def test_an_array_of_texts_becomes_classes(cli, home, tmp_path):
+    path, x = tmp_path / "both.npz", np.zeros((6, 4, 2), "f4")
+    np.savez(path, x=x, y=np.array(["b", "a", "c", "a", "b", "c"]))
+    made = cli("data", "convert", str(path), "--target", "y", "--classes")
+    assert made.code == 0, made.err
+    assert "Target: 3 classes: 0 a, 1 b, 2 c." in made.out
+    with h5py.File(home / "data" / "both.h5") as file:
+        assert file["y"][:].tolist() == [1, 0, 2, 0, 1, 2]
+        assert (file.attrs["inputs"].tolist(), file.attrs["targets"].tolist()) == (["x"], ["y"])
+    refused = cli("data", "convert", str(path), "--target", "x", "--classes")
+    assert "'x' holds float32 (6, 4, 2), and classes are one text or number a" in refused.err
+    refused = cli("data", "convert", str(path), "--target", "why", "--classes")
+    assert "has no array 'why'; it has x, y" in refused.err
+    np.savez(path, x=x, y=np.array([1, 2, 1, 2, np.nan, 1]))
+    refused = cli("data", "convert", str(path), "--target", "y", "--classes")
+    assert "y[4] is nan, which is no class" in refused.err

@@ -54,14 +54,20 @@ def converting_command(
     description: str,
     convert: Callable[..., Mapping[str, Any]],
     arguments: list[str] | None,
+    *texts: str,
 ) -> int:
-    """A command that writes one file anew as another. `convert`: of both paths and `force`."""
+    """A command that writes one file anew as another. `convert`: of both paths, `force`, and the
+    options that `texts` names, each a text or None.
+    """
     parser = argparse.ArgumentParser(prog=name, description=description)
     parser.add_argument("path", type=Path, metavar="IN")
     parser.add_argument("out", type=Path, metavar="OUT.h5")
     parser.add_argument(
         "--new", dest="force", action="store_false", help="refuse an OUT that is there"
     )
-    options = parser.parse_args(arguments)
-    failed = f"{options.path} could not be written as {options.out}"
-    return answer(lambda: convert(options.path, options.out, force=options.force), failed)
+    for text in texts:
+        parser.add_argument(f"--{text}")
+    options = vars(parser.parse_args(arguments))
+    path, out = options.pop("path"), options.pop("out")
+    failed = f"{path} could not be written as {out}"
+    return answer(lambda: convert(path, out, **options), failed)
