@@ -80,7 +80,7 @@ def test_a_row_without_a_class_ends_it_or_is_skipped(cli, home, tmp_path):
     path = table(tmp_path, [*FLOWERS, "1,2,,3", "1,2,rose,many"])
     made = cli("data", "convert", path, *ROWS, "--on-bad", "skip")
     assert "60 rows of 3 features" in made.out
-    assert "Skipped: no class 1, not numbers 1." in made.out
+    assert "Skipped: not numbers 1, no class 1." in made.out
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pytest
 
 from app.recipes.sequence import Sequence
 from app.spec.installed import INSTALLED
+from app.spec.recipe import Recipe
 from tests.guard.changes import PRETRAINED
 from tests.guard.world import codes, parent_of, plan_of, weather, with_field, world
 
@@ -344,6 +345,7 @@ def test_a_plugin_that_says_nothing_of_scales_is_told_how(monkeypatch):
     facts = world(with_field("targets", std=40.0))
     (own,) = plan_of(asked, facts).issues
     monkeypatch.setitem(INSTALLED.packages, "sequence", "walks-recipe")
+    monkeypatch.setattr(Sequence, "has_scale", Recipe.has_scale)
     (of_a_plugin,) = plan_of(asked, facts).issues
     assert "has_scale" not in own.why
     assert "`has_scale: ClassVar = ('inputs',)` in the class Sequence" in of_a_plugin.why
