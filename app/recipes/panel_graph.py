@@ -57,13 +57,20 @@ class PanelGraph(EncodingRecipe):
     top_frequencies: Annotated[int, Field(ge=0, le=2_048)] = 2
     """Strongest frequencies of each window, which are taken out of what the encoder sees and
     forecast beside it (frequency adaptive normalization); default 2, 0: none."""
+    date_means: bool = True
+    """Give each entity the means of all features over the entities of each date too; default
+    true."""
+    highway: Annotated[int, Field(ge=0, le=100_000)] = 60
+    """Last dates whose features also reach the forecast by a linear map, which is trained along
+    (LSTNet's highway); default 60, 0: none."""
     loss: Literal["mae", "mse", "huber"] = "mae"
     """Training loss, in standardized target units; default mae."""
 
     shape_fields: ClassVar = (
         *("encoder", "hidden_size", "num_layers", "num_heads", "patch", "top_frequencies"),
-        *("horizons", "graph/layers"),
+        *("horizons", "graph/layers", "date_means", "highway"),
     )
+    earlier: ClassVar = {"date_means": False, "highway": 0}
 
     @property
     def metric_modes(self) -> Mapping[str, Mode]:
@@ -212,6 +219,13 @@ class PanelGraph(EncodingRecipe):
                 "Nothing would be left for the encoder.",
                 {"/recipe/top_frequencies": min(2, window // 2)},
             )
+        if self.highway > window:
+            yield Problem(
+                ("recipe", "highway"),
+                f"A highway of {self.highway} dates is longer than the window of {window}.",
+                "It is a linear map of the last dates of a window.",
+                {"/recipe/highway": window},
+            )
         if self.graph is not None:
             yield from self._graph_problems(self.graph, window, entities, features)
 
@@ -279,16 +293,18 @@ class PanelGraph(EncodingRecipe):
 
     def num_parameters(self, data: Data, arrays: Mapping[str, Array]) -> int | None:
         """Of the encoder, of each layer of the graph (attention, hidden layer twice as wide, two
-        norms), of what forecasts the strongest frequencies, and of the linear head.
+        norms), of what forecasts the strongest frequencies, of the highway and the linear head.
         """
         panel = arrays[data.inputs[0]]
         if len(panel.shape) != 3:
             return None
         window, _, features = panel.shape
+        features *= 1 + self.date_means
         hidden, outputs = self.hidden_size, len(self.horizons)
         layer = 4 * hidden * (hidden + 1) + hidden * (4 * hidden + 3) + 4 * hidden
         frequencies = 0
         if self.top_frequencies:
             frequencies = hidden * (window * features + 1) + outputs * (hidden + 1)
         encoder = self.encoder_parameters(window, features)
-        return encoder + self.graph_layers * layer + frequencies + outputs * (hidden + 1)
+        linear = outputs * (self.highway * features + hidden + 1)
+        return encoder + self.graph_layers * layer + frequencies + linear

@@ -84,6 +84,7 @@ PANEL = Trained(
         "recipe": {
             "kind": "panel-graph", "encoder": "gru", "hidden_size": 8, "patch": 3,
             "horizons": [5, 20], "graph": {"neighbors": 2}, "top_frequencies": 0,
+            "highway": 0, "date_means": False,
         },
         "data": {"inputs": ["features", "present", "date"], "targets": ["targets", "known"]},
         "evaluation": {"metrics": ["mae"]},
@@ -173,6 +174,8 @@ CHANGES: dict[str, tuple[Trained, list[Change]]] = {
             ({"horizons": [5, 10]}, {}),
             ({"horizons": [5]}, {"targets": field("f4", 6, 1), "known": field("u1", 6, 1)}),
             ({"top_frequencies": 2}, {}),
+            ({"highway": 6}, {}),
+            ({"date_means": True}, {}),
             ({"graph": None}, {}),
             ({"graph": {"layers": 2}}, {}),
             ({"graph": {"neighbors": 3, "feature": 1, "lookback": 60, "rebuild_every": 5}}, {}),

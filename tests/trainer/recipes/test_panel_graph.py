@@ -1,6 +1,7 @@
 """The recipe for panels: what it refuses, who looks at whom, what is masked, and its scores."""
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +31,11 @@ from worker.trainer.errors import SpecMismatch
 from worker.trainer.recipes.base import Batch, grouped_parameters
 from worker.trainer.recipes.graphs import correlations, nearest, trailing_graphs
 from worker.trainer.recipes.panel_graph import rank_agreement
-from worker.trainer.recipes.panel_model import StrongestFrequencies
+from worker.trainer.recipes.panel_model import (
+    StrongestFrequencies,
+    present_values,
+    with_date_means,
+)
 
 
 @pytest.mark.parametrize(
@@ -49,6 +54,7 @@ from worker.trainer.recipes.panel_model import StrongestFrequencies
         ({"recipe": {"num_heads": 2, "graph": None}}, {}, "No graph and the encoder gru have no"),
         ({"recipe": {"top_frequencies": 8}}, {}, "window of 12 dates has 7 frequencies, and 8"),
         ({"recipe": {"top_frequencies": 7}}, {}, "window of 12 dates has 7 frequencies, and 7"),
+        ({"recipe": {"highway": 13}}, {}, "highway of 13 dates is longer than the window of 12"),
         ({"recipe": {"graph": {"neighbors": 6}}}, {}, "Of 6 entities none has 6 others"),
         ({"recipe": {"graph": {"feature": 2}}}, {}, "has 2 features, and number 2"),
         ({"recipe": {"graph": {"rebuild_every": "batch"}}}, {}, "window's 12 dates .*not 30"),
@@ -75,12 +81,12 @@ def test_all_frequencies_but_one_may_be_taken_out(window: int) -> None:
     """And what is offered in place of too many fits."""
     most = window // 2
     for strongest in range(most + 2):
-        spec = spec_of(with_recipe(patch=1, top_frequencies=strongest))
+        spec = spec_of(with_recipe(patch=1, highway=0, top_frequencies=strongest))
         found = list(spec.recipe.problems(spec.data, arrays_with(window)))
         assert bool(found) == (strongest > most)
         for problem in found:
             (offered,) = problem.fix.values()
-            fitting = spec_of(with_recipe(patch=1, top_frequencies=offered))
+            fitting = spec_of(with_recipe(patch=1, highway=0, top_frequencies=offered))
             assert not list(fitting.recipe.problems(fitting.data, arrays_with(window)))
 
 
@@ -102,10 +108,16 @@ def test_parts_that_are_datasets_of_their_own_are_refused() -> None:
 
 
 @pytest.mark.parametrize("encoder", ENCODERS)
-@pytest.mark.parametrize(("layers", "frequencies"), [(1, 2), (3, 0)])
-def test_the_parameters_are_counted_exactly(encoder: str, layers: int, frequencies: int) -> None:
-    change = {"encoder": encoder, "top_frequencies": frequencies, "graph": {"layers": layers}}
-    task = task_for(with_recipe(**change))
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"graph": {"layers": 3}, "top_frequencies": 0},
+        {"date_means": False, "highway": 0},
+        {"highway": WINDOW},
+    ],
+)
+def test_the_parameters_are_counted_exactly(encoder: str, change: dict[str, Any]) -> None:
+    task = task_for(with_recipe(encoder=encoder, **change))
     counted = sum(one.numel() for one in model_of(task).parameters())
     assert task.recipe.num_parameters(task.spec.data, arrays_of(task.fields)) == counted
     groups = grouped_parameters(task, model_of(task))
@@ -159,7 +171,7 @@ def test_a_graph_knows_nothing_of_what_comes() -> None:
 
 
 def test_only_neighbors_who_are_there_change_a_forecast() -> None:
-    task = task_for(with_recipe(top_frequencies=0))
+    task = task_for(with_recipe(top_frequencies=0, date_means=False))
     model, batch = model_of(task), batch_of(task)
     features, present = batch.arrays["features"], batch.arrays["present"].bool()
     looks_at = torch.eye(ENTITIES, dtype=torch.bool).expand(4, -1, -1).clone()
@@ -195,6 +207,32 @@ def test_what_is_masked_changes_nothing(encoder: str, loss: str) -> None:
         assert all(torch.equal(*pair) for pair in zip(gradients, seen[0][1], strict=True))
     assert seen[0][0]["dates"] == 3
     assert all(one.isfinite().all() for one in seen[0][1])
+
+
+def test_date_means_are_those_of_the_entities_that_are_present() -> None:
+    values, present = torch.randn(2, WINDOW, ENTITIES, 3), torch.rand(2, WINDOW, ENTITIES) < 0.7
+    present[0, 2] = False
+    spoilt = values.masked_fill(~present[..., None], torch.nan)
+    moments = torch.tensor([1.0, 0.0, -1.0]), torch.tensor([2.0, 1.0, 0.5])
+    found = with_date_means(present_values(spoilt, present, moments), present)
+    scaled = (spoilt - moments[0]) / moments[1]
+    own, means = found.split(3, -1)
+    torch.testing.assert_close(own, scaled.nan_to_num())
+    expected = scaled.nanmean(2, keepdim=True).nan_to_num().expand_as(own)
+    torch.testing.assert_close(means, expected)
+
+
+def test_the_highway_is_a_linear_map_of_the_last_dates() -> None:
+    """On top of what the rest of the model forecasts, which begins as if there were none."""
+    task = task_for(with_recipe(highway=4, date_means=False))
+    model, batch = model_of(task), batch_of(task)
+    given = batch.arrays["features"], batch.arrays["present"].bool(), task.looks_at(batch)
+    without = model(*given)
+    assert model.highway is not None
+    torch.nn.init.normal_(model.highway.weight)
+    weights = model.highway.weight.view(2, 4, 2)
+    expected = torch.einsum("bsef,hsf->beh", batch.arrays["features"][:, -4:], weights)
+    torch.testing.assert_close(model(*given) - without, expected)
 
 
 def test_rank_agreement_is_spearmans_over_what_is_known() -> None:
@@ -276,7 +314,7 @@ def test_a_forecast_that_is_the_same_for_all_has_ranked_none(level: float) -> No
     task = task_for(with_recipe(top_frequencies=0))
     model, batch = model_of(task), batch_of(task, 16)
     torch.nn.init.zeros_(model.head.weight)
-    torch.nn.init.zeros_(model.head.bias)
+    torch.nn.init.zeros_(model.head.bias)  # the highway begins with zeros
     model.target_mean.fill_(level)
     batch.arrays["targets"].mul_(level / 3)
     found = sums_of(task.measure(model, batch))

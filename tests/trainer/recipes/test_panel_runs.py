@@ -30,6 +30,7 @@ from worker.trainer.data.source import arrays_of
 from worker.trainer.errors import DataError
 from worker.trainer.recipes.graphs import correlations, nearest
 from worker.trainer.recipes.panel_graph import PanelGraphTask
+from worker.trainer.tools.panel.panel_cut import Panel, PanelCut, write_panel
 
 __all__ = ["panel"]
 
@@ -206,3 +207,35 @@ def test_each_date_of_windows_that_are_stored_one_by_one_is_looked_at(
     spoil(panel, "present", (7, date, 3), 0)
     masked = panel.run(patch=SPEC)
     assert masked.result["best"]["val_loss"] < 1.0
+
+
+def panel_of_groups() -> Panel:
+    """Three groups of four. What moves an entity on a date is the mean of its group's signals on
+    the date before, which neither its own past nor the mean over all entities tells.
+    """
+    random = np.random.default_rng(0)
+    signals = random.normal(size=(300, 3, 4))
+    moves = np.roll(np.broadcast_to(signals.mean(2, keepdims=True), signals.shape), 1, 0)
+    moves = 2 * moves + 0.2 * random.normal(size=moves.shape)
+    values = np.stack([moves, signals], -1).reshape(300, 12, 2)
+    return Panel(86_400 * np.arange(300), tuple("abcdefghijkl"), ("move", "signal"), values)
+
+
+def test_a_panel_learns_from_its_graph_what_no_baseline_can(lab: Lab) -> None:
+    write_panel(lab.data, panel_of_groups(), PanelCut(6, (1,), "move"))
+    patch = with_recipe(
+        horizons=[1],
+        patch=3,
+        dropout=0.0,
+        graph={"neighbors": 3, "lookback": 60},
+        highway=6,
+        top_frequencies=0,
+    )
+    patch |= {
+        "training": {"epochs": 20, "batch_size": 16, "gradient_accumulation_steps": 1},
+        "evaluation": {"metrics": ["mae", "rank_correlation"], "every_steps": None},
+        "checkpoint": {"monitor": "val_mae", "mode": "min"},
+    }
+    result = lab.run(patch=patch).result
+    assert result["test"]["test_mae"] < 0.6 * result["naive"]["test_mae"]
+    assert result["test"]["test_rank_correlation"] > result["naive"]["test_rank_correlation"] + 0.2

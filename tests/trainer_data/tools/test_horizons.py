@@ -27,7 +27,7 @@ def test_the_horizons_of_a_spec_are_those_of_the_file(tmp_path: Path) -> None:
     arrays = {name: array for each in fields for name, array in fields[each].arrays(each).items()}
     data = Data.model_validate_json(json.dumps({"dataset": "panel", **MASKS}))
     for horizons, refused in ((2, 5), False), ((2, 20), True), ((5,), True):
-        recipe = PanelGraph(kind="panel-graph", horizons=horizons, graph=None, patch=1)
+        recipe = PanelGraph(kind="panel-graph", horizons=horizons, graph=None, patch=1, highway=0)
         problems = list(recipe.problems(data, arrays))
         assert bool(problems) is refused
         for problem in problems:

@@ -24,10 +24,18 @@ from worker.trainer.recipes.base import (
     WeightedLoss,
 )
 from worker.trainer.recipes.encoders import Moments, exact_for
-from worker.trainer.recipes.fitting import Constant, ridge
+from worker.trainer.recipes.fitting import Constant, Ridge, ridge
 from worker.trainer.recipes.graphs import correlations, nearest, trailing_graphs
-from worker.trainer.recipes.panel_model import GraphLayer, PanelModel
+from worker.trainer.recipes.panel_model import (
+    GraphLayer,
+    PanelModel,
+    present_values,
+    with_date_means,
+)
 from worker.trainer.recipes.panel_reading import FeatureSeries, PanelReader
+
+# Cells that the regression on whole windows is fitted on, so that it takes under a second.
+MOST_FITTED_ROWS = 20_000
 
 
 class PanelGraphTask(Task):
@@ -110,22 +118,28 @@ class PanelGraphTask(Task):
         }
 
     def baselines(self, samples: TrainingSamples, model: nn.Module) -> Mapping[str, Predictor]:
-        """The mean of each horizon, and least squares on an entity's own features at the last
-        step, one regression for all entities.
+        """The mean of each horizon, and two regressions for all entities alike: least squares on
+        the features at the last step, and on those of the last steps with their date means.
         """
         arrays, (target, given) = samples.batch.arrays, self.spec.data.targets
-        panel = arrays[self.spec.data.inputs[0]]
+        panel, present, _ = (arrays[name] for name in self.spec.data.inputs)
         known = arrays[given].bool()
         measured = arrays[target].double().masked_fill(~known, 0.0)
         mean = measured.sum((0, 1)) / known.sum((0, 1)).clamp(min=1)
-        rows = known.all(-1).nonzero(as_tuple=True)
         found: dict[str, Predictor] = {"training mean": Constant(mean.expand(panel.shape[2], -1))}
-        features = panel[:, -1][rows].double().nan_to_num()
-        if len(features) > features.shape[1]:
-            fitted = ridge(features[:, None], measured[rows])
-            found["least squares on the last step"] = LinearInFeatures(
-                fitted.weights[0], fitted.intercept
-            )
+        moments = model.get_buffer("input_mean"), model.get_buffer("input_std")
+        values = present_values(panel, present.bool(), moments)
+        dates, entities = known.all(-1).nonzero(as_tuple=True)
+        if len(dates) <= values.shape[-1]:
+            return found
+        last = ridge(values[dates, -1, entities][:, None], measured[dates, entities])
+        found["least squares on the last step"] = LinearInFeatures(last, moments)
+        every = -(-len(dates) // MOST_FITTED_ROWS)
+        some = dates[::every], entities[::every]
+        both = with_date_means(values, present.bool())
+        past = ridge(both.transpose(1, 2)[some], measured[some])
+        name = f"least squares on the last {past.steps} steps and their date means"
+        found[name] = LinearInFeatures(past, moments)
         return found
 
     def loss(self, model: nn.Module, batch: Batch) -> WeightedLoss:
@@ -222,19 +236,30 @@ class PanelGraphTask(Task):
 
 
 class LinearInFeatures(nn.Module):
-    """A linear map of each entity's features at the last step. weights: (features, horizons)."""
+    """A regression on each entity's features of the last steps, and on their date means if it has
+    twice as many weights.
+    """
 
+    mean: Tensor
+    std: Tensor
     weights: Tensor
     intercept: Tensor
 
-    def __init__(self, weights: Tensor, intercept: Tensor) -> None:
+    def __init__(self, fitted: Ridge, moments: Moments) -> None:
         super().__init__()
-        self.register_buffer("weights", weights)
-        self.register_buffer("intercept", intercept)
+        self.register_buffer("weights", fitted.weights)
+        self.register_buffer("intercept", fitted.intercept)
+        for name, one in zip(("mean", "std"), moments, strict=True):
+            self.register_buffer(name, one)
 
-    def forward(self, panel: Tensor, *_: Tensor) -> Tensor:
+    def forward(self, panel: Tensor, present: Tensor, *_: Tensor) -> Tensor:
         """(batch, steps, entities, features) to (batch, entities, horizons)."""
-        return panel[:, -1].double().nan_to_num() @ self.weights + self.intercept
+        steps, features = self.weights.shape[:2]
+        panel, present = panel[:, -steps:], present[:, -steps:]
+        values = present_values(panel, present, (self.mean, self.std))
+        if features > panel.shape[-1]:
+            values = with_date_means(values, present)
+        return torch.einsum("bsef,sfh->beh", values.double(), self.weights) + self.intercept
 
 
 def rank_agreement(forecast: Tensor, measured: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,8 @@
 """The model of the recipe `panel-graph`: standardize, split frequencies, encode, attend, forecast.
 
 Frequency adaptive normalization: Ye, Deng, Zou and Gui, Frequency Adaptive Normalization For
-Non-stationary Time Series Forecasting, NeurIPS 2024.
+Non-stationary Time Series Forecasting, NeurIPS 2024. The linear highway: Lai, Chang, Yang and Liu,
+Modeling Long- and Short-Term Temporal Patterns with Deep Neural Networks, SIGIR 2018.
 """
 
 import math
@@ -95,9 +96,9 @@ class PanelModel(nn.Module):
     ) -> None:
         """`sample`: dates of the window and features."""
         super().__init__()
-        window, features = sample
+        window, features = sample[0], sample[1] * (1 + recipe.date_means)
         hidden, horizons = recipe.hidden_size, len(recipe.horizons)
-        self.patch = recipe.patch
+        self.patch, self.date_means = recipe.patch, recipe.date_means
         self.encoder = build_encoder(recipe, window, features)
         self.layers = nn.ModuleList(GraphLayer(recipe) for _ in range(recipe.graph_layers))
         self.dropout, self.head = nn.Dropout(recipe.dropout), nn.Linear(hidden, horizons)
@@ -110,6 +111,11 @@ class PanelModel(nn.Module):
                 nn.ReLU(),
                 nn.Linear(hidden, horizons),
             )
+        self.highway: nn.Linear | None = None
+        self.highway_dates = recipe.highway
+        if recipe.highway:
+            self.highway = nn.Linear(recipe.highway * features, horizons, bias=False)
+            nn.init.zeros_(self.highway.weight)
         for name, (mean, std) in (("input", inputs), ("target", targets)):
             self.register_buffer(f"{name}_mean", mean)
             self.register_buffer(f"{name}_std", std)
@@ -118,10 +124,11 @@ class PanelModel(nn.Module):
         """Forecasts in the target's own units and the type of its statistics. `present`: bool
         (batch, dates, entities); `looks_at`: bool (batch, entities, entities), None without graph.
         """
-        batch, window, entities, features = panel.shape
-        values = standardized(panel, self.input_mean, self.input_std)
-        values.masked_fill_(~present[..., None], 0.0)
-        each = values.transpose(1, 2).reshape(batch * entities, window, features)
+        batch, window, entities, _ = panel.shape
+        values = present_values(panel, present, (self.input_mean, self.input_std))
+        if self.date_means:
+            values = with_date_means(values, present)
+        each = values.transpose(1, 2).reshape(batch * entities, window, -1)
         main = None if self.strongest is None else self.strongest(each)
         rest = each if main is None else each - main
         states = encoded(self.encoder, in_patches(rest, self.patch))[:, -1]
@@ -133,7 +140,27 @@ class PanelModel(nn.Module):
         found = self.head(self.dropout(states))
         if main is not None:
             found = found + self.frequencies(main).view(batch, entities, -1)
+        if self.highway is not None:
+            past = each[:, -self.highway_dates :].flatten(1)
+            found = found + self.highway(past).view(batch, entities, -1)
         return torch.addcmul(self.target_mean, found.to(self.target_mean.dtype), self.target_std)
+
+
+def present_values(panel: Tensor, present: Tensor, moments: Moments) -> Tensor:
+    """Returns standardized features, with zeros where `present`, bool (batch, dates, entities), is
+    false. The panel may have any number there.
+    """
+    values = standardized(panel, *moments)
+    return values.masked_fill_(~present[..., None], 0.0)
+
+
+def with_date_means(values: Tensor, present: Tensor) -> Tensor:
+    """Returns `values` (batch, dates, entities, features) with twice as many features: each has its
+    mean over the entities that are present at the date next to it, 0 if none is.
+    """
+    count = present.sum(2, keepdim=True).clamp(min=1)[..., None]
+    means = values.sum(2, keepdim=True) / count
+    return torch.cat((values, means.expand_as(values)), -1)
 
 
 def _who_is_there(looks_at: Tensor, present: Tensor) -> Tensor:
