@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from app.recipes.encoders import EncodingRecipe, fitting_patches
+from app.recipes.quantiles import levels_of, quantile_problems
 from app.spec.base import SpecModel
 from app.spec.data import Data, DatasetsSplit
 from app.spec.recipe import BACKBONE, Array, Format, Mode, Problem, Roles
@@ -63,20 +64,37 @@ class PanelGraph(EncodingRecipe):
     highway: Annotated[int, Field(ge=0, le=100_000)] = 60
     """Last dates whose features also reach the forecast by a linear map, which is trained along
     (LSTNet's highway); default 60, 0: none."""
-    loss: Literal["mae", "mse", "huber"] = "mae"
-    """Training loss, in standardized target units; default mae."""
+    loss: Literal["mae", "mse", "huber", "quantile"] = "mae"
+    """Training loss, in standardized target units; default mae. quantile: the pinball loss of the
+    levels in quantiles, of which the one nearest 0.5 is the point forecast."""
+    quantiles: Annotated[tuple[float, ...], Field(min_length=1, max_length=99)] | None = None
+    """Levels of the loss quantile, ascending between 0 and 1; default null, which is 0.1, 0.5 and
+    0.9. The metric pinball is the loss in the target's units. The metric coverage is the share of
+    targets within the outermost two levels, nominally their difference."""
 
     shape_fields: ClassVar = (
         *("encoder", "hidden_size", "num_layers", "num_heads", "patch", "top_frequencies"),
-        *("horizons", "graph/layers", "date_means", "highway"),
+        *("horizons", "graph/layers", "date_means", "highway", "quantiles"),
     )
     earlier: ClassVar = {"date_means": False, "highway": 0}
 
     @property
-    def metric_modes(self) -> Mapping[str, Mode]:
+    def levels(self) -> tuple[float, ...]:
+        """The levels that are forecast; none unless the loss is quantile."""
+        return levels_of(self.loss, self.quantiles)
+
+    @property
+    def metric_modes(self) -> Mapping[str, Mode | None]:
         """Over all horizons, and the absolute error of each."""
-        each: dict[str, Mode] = {f"mae_{horizon}": "min" for horizon in self.horizons}
-        return {"mae": "min", "mse": "min", "rmse": "min", "rank_correlation": "max", **each}
+        modes: dict[str, Mode | None] = {"mae": "min", "mse": "min", "rmse": "min"}
+        modes["rank_correlation"] = "max"
+        if self.levels:
+            modes |= {"pinball": "min", "coverage": None}
+        return modes | {f"mae_{horizon}": "min" for horizon in self.horizons}
+
+    @property
+    def usual_metrics(self) -> tuple[str, ...]:
+        return ("mae", "pinball", "coverage") if self.levels else ("mae",)
 
     @property
     def parameter_groups(self) -> tuple[str, ...]:
@@ -125,6 +143,7 @@ class PanelGraph(EncodingRecipe):
             without=f"No graph and the encoder {self.encoder}",
         )
         yield from self._horizon_problems()
+        yield from quantile_problems(self.loss, self.quantiles)
         if isinstance(data.split, DatasetsSplit):
             yield Problem(
                 ("data", "split", "method"),
@@ -269,13 +288,14 @@ class PanelGraph(EncodingRecipe):
             )
 
     def shape(self, data: Data, arrays: Mapping[str, Array]) -> dict[str, Any]:
-        """How many features and horizons; how many entities changes no weights."""
+        """How many features, horizons and levels; how many entities changes no weights."""
         panel, found = arrays.get(data.inputs[0]), dict[str, Any]()
         if panel is not None and len(panel.shape) == 3:
             window, _, features = panel.shape
             by_place = self.encoder == "transformer" or self.top_frequencies > 0
             found["inputs"] = {data.inputs[0]: [window, features] if by_place else [features]}
-        return {**found, "targets": {data.targets[0]: [len(self.horizons)]}}
+        forecast = [len(self.horizons), *([len(self.levels)] if self.levels else [])]
+        return {**found, "targets": {data.targets[0]: forecast}}
 
     def table_bytes(self, data: Data, arrays: Mapping[str, Array], samples: int) -> int:
         """One byte for each pair of entities and each graph. Dates from the first sample to the
@@ -300,7 +320,7 @@ class PanelGraph(EncodingRecipe):
             return None
         window, _, features = panel.shape
         features *= 1 + self.date_means
-        hidden, outputs = self.hidden_size, len(self.horizons)
+        hidden, outputs = self.hidden_size, len(self.horizons) * max(1, len(self.levels))
         layer = 4 * hidden * (hidden + 1) + hidden * (4 * hidden + 3) + 4 * hidden
         frequencies = 0
         if self.top_frequencies:

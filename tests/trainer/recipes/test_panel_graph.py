@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import mean_pinball_loss
 from torch import Tensor
 
 from app.lifecycle import Reason
@@ -54,6 +55,9 @@ from worker.trainer.recipes.panel_model import (
         ({"recipe": {"num_heads": 2, "graph": None}}, {}, "No graph and the encoder gru have no"),
         ({"recipe": {"top_frequencies": 8}}, {}, "window of 12 dates has 7 frequencies, and 8"),
         ({"recipe": {"top_frequencies": 7}}, {}, "window of 12 dates has 7 frequencies, and 7"),
+        ({"recipe": {"loss": "quantile", "quantiles": [0.9, 0.1]}}, {}, "0.1. do not ascend"),
+        ({"recipe": {"loss": "quantile", "quantiles": [0.1, 1.5]}}, {}, "has 1.5, which is not"),
+        ({"recipe": {"quantiles": [0.1, 0.9]}}, {}, "names levels, and recipe.loss is mae"),
         ({"recipe": {"highway": 13}}, {}, "highway of 13 dates is longer than the window of 12"),
         ({"recipe": {"graph": {"neighbors": 6}}}, {}, "Of 6 entities none has 6 others"),
         ({"recipe": {"graph": {"feature": 2}}}, {}, "has 2 features, and number 2"),
@@ -114,6 +118,7 @@ def test_parts_that_are_datasets_of_their_own_are_refused() -> None:
         {"graph": {"layers": 3}, "top_frequencies": 0},
         {"date_means": False, "highway": 0},
         {"highway": WINDOW},
+        {"loss": "quantile", "quantiles": [0.2, 0.8]},
     ],
 )
 def test_the_parameters_are_counted_exactly(encoder: str, change: dict[str, Any]) -> None:
@@ -186,7 +191,7 @@ def test_only_neighbors_who_are_there_change_a_forecast() -> None:
 
 
 @pytest.mark.parametrize("encoder", ENCODERS)
-@pytest.mark.parametrize("loss", ["mae", "mse", "huber"])
+@pytest.mark.parametrize("loss", ["mae", "mse", "huber", "quantile"])
 def test_what_is_masked_changes_nothing(encoder: str, loss: str) -> None:
     task = task_for(with_recipe(encoder=encoder, loss=loss))
     model, batch = model_of(task), batch_of(task)
@@ -294,6 +299,46 @@ def test_values_that_float32_cannot_tell_apart_keep_their_ranks(dtype: torch.dty
     agreement, agreed = rank_agreement(forecast, measured, known)
     expected = 0.0 if dtype is torch.bfloat16 else 1.0  # bfloat16 itself rounds them to one
     assert [agreement.item(), float(agreed)] == pytest.approx([expected, expected])
+
+
+def test_quantiles_ascend_and_are_measured_over_what_is_known() -> None:
+    levels, metrics = [0.1, 0.3, 0.6, 0.9], ["mae", "pinball", "coverage", "rank_correlation"]
+    task = task_for(
+        merged(with_recipe(loss="quantile", quantiles=levels), {"evaluation": {"metrics": metrics}})
+    )
+    model, batch = model_of(task), batch_of(task, 16)
+    model.target_mean.fill_(3.0)
+    model.target_std.fill_(2.0)
+    batch.arrays["targets"].mul_(0.3).add_(3.0)
+    batch.arrays["known"][2, 1:] = 0
+    batch.arrays["known"][5] = 0
+    batch.arrays["targets"][5] = torch.nan
+    forecast = model(batch.arrays["features"], batch.arrays["present"].bool(), task.looks_at(batch))
+    assert forecast.shape == (16, ENTITIES, 2, 4)
+    assert (forecast.diff(dim=-1) >= 0).all()
+    scores = task.scores(sums_of(task.measure(model, batch)), 16)
+    dates = [
+        (batch.arrays["targets"][date][known].numpy(), forecast[date][known].detach().numpy())
+        for date, known in enumerate(batch.arrays["known"].bool())
+        if known.any()
+    ]
+    each = [
+        [mean_pinball_loss(came, said[:, n], alpha=level) for n, level in enumerate(levels)]
+        for came, said in dates
+    ]
+    assert len(dates) == 15
+    assert scores["pinball"] == pytest.approx(np.mean(each))
+    assert scores["loss"] == pytest.approx(np.mean(each) / 2, rel=1e-5)
+    assert task.loss(model, batch).means()["loss"].item() == pytest.approx(scores["loss"])
+    inside = [((said[:, 0] <= came) & (came <= said[:, -1])).mean() for came, said in dates]
+    assert 0 < scores["coverage"] < 1
+    assert scores["coverage"] == pytest.approx(np.mean(inside))
+    errors = [np.abs(said[:, 2] - came).mean() for came, said in dates]  # 0.6 is nearest 0.5
+    assert scores["mae"] == pytest.approx(np.mean(errors))
+    known = batch.arrays["known"].bool()
+    agreement, agreed = rank_agreement(forecast[..., 2], batch.arrays["targets"], known)
+    expected = agreement.sum().item() / agreed.sum().item()
+    assert scores["rank_correlation"] == pytest.approx(expected)
 
 
 def test_rank_correlation_is_computed_only_if_the_spec_asks_for_it(

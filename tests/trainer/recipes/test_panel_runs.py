@@ -99,6 +99,29 @@ def test_what_is_prepared_is_what_the_dates_before_say(panel: Lab) -> None:
     assert planned == tables["graphs"].nbytes
 
 
+def test_quantiles_are_compared_with_baselines_that_have_a_band(panel: Lab) -> None:
+    metrics = {"evaluation": {"metrics": ["mae", "pinball", "coverage"]}}
+    levels = [0.05, 0.5, 0.95]
+    patch = merged(with_recipe(loss="quantile", quantiles=levels), metrics)
+    result = panel.run(patch=patch).result
+    mean = {
+        one["metric"]: one["value"] for one in result["baselines"] if one["name"] == "training mean"
+    }
+    with h5py.File(panel.data) as file:
+        targets, known = file["targets"][:].astype(np.float64), file["known"][:].astype(bool)
+    tested, validated = round(0.1 * len(targets)), round(0.2 * len(targets))
+    train, held_out = slice(len(targets) - tested - validated), slice(-tested, None)
+    both = known[train].all(-1)
+    bands = np.quantile(targets[train][both], levels, axis=0)  # levels, horizons
+    came, there = targets[held_out], known[held_out]
+    inside = (bands[0] <= came) & (came <= bands[-1])
+    weights = there / there.sum((1, 2), keepdims=True)
+    assert mean["test_coverage"] == pytest.approx((inside * weights).sum((1, 2)).mean())
+    middle = np.abs(bands[1] - came)
+    assert mean["test_mae"] == pytest.approx((middle * weights).sum((1, 2)).mean())
+    assert result["naive"].keys() == {"val_mae", "val_pinball", "test_mae", "test_pinball"}
+
+
 @pytest.mark.parametrize("encoder", ENCODERS)
 @pytest.mark.parametrize("kind", ["chunked", "dataloader"])
 def test_a_run_interrupted_anywhere_ends_as_one_that_was_not(

@@ -17,7 +17,7 @@ from app.spec.run import RunSpec
 from stoker.manifest import parse_manifest
 from tests.trainer.lab import BASE_SPEC, Lab, Outcome, merged
 from tests.trainer.recipes import molecules
-from tests.trainer.recipes.panels import GRAPH, WINDOW, made_panel, with_recipe
+from tests.trainer.recipes.panels import ENTITIES, GRAPH, WINDOW, made_panel, with_recipe
 from tests.trainer.recipes.test_board import LEGAL, PLAY, positions
 from tests.trainer.recipes.test_ragged import RAGGED, add_events
 from tests.trainer.test_averaging import SWA, NormedTask, stopped_while_updating
@@ -213,13 +213,17 @@ def test_ragged_samples_come_with_their_lengths(lab: Lab) -> None:
 
 
 @pytest.mark.minutes
-@pytest.mark.parametrize("graph", [GRAPH, None], ids=["graph", "none"])
-def test_panels_with_who_looks_at_whom(lab: Lab, graph: dict[str, Any] | None) -> None:
+@pytest.mark.parametrize(("graph", "loss"), [(GRAPH, "mae"), (None, "mae"), (GRAPH, "quantile")])
+def test_panels_with_who_looks_at_whom(lab: Lab, graph: dict[str, Any] | None, loss: str) -> None:
     write_panel(lab.data, made_panel(), PanelCut(WINDOW, (1, 3), "own"))
-    outcome = trained(lab, with_recipe(graph=graph))
+    outcome = trained(lab, with_recipe(graph=graph, loss=loss))
     made = make_export(order_for(lab, outcome, "onnx"))
     names = [one["name"] for one in made["facts"]["inputs"]]
     assert names == ["features", "present", *(["looks_at"] if graph else [])]
+    (output,) = made["facts"]["outputs"]
+    levels = [3] if loss == "quantile" else []
+    assert output["shape"] == ["batch", ENTITIES, 2, *levels]
+    assert output["name"] == ("targets_quantiles" if levels else "targets")
     found = by_name(made)
     assert found["onnx"]["scores"] == pytest.approx(found["pytorch"]["scores"], rel=1e-4)
 

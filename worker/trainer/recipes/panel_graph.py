@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from app.recipes.panel_graph import Graph, PanelGraph
+from app.recipes.quantiles import point_level
 from app.spec.recipe import BACKBONE
 from worker.trainer.data.statistics import array_statistics
 from worker.trainer.data.training_data import TrainingData
@@ -33,6 +34,7 @@ from worker.trainer.recipes.panel_model import (
     with_date_means,
 )
 from worker.trainer.recipes.panel_reading import FeatureSeries, PanelReader
+from worker.trainer.recipes.quantiles import Banded, covered, error_quantiles, pinball
 
 # Cells that the regression on whole windows is fitted on, so that it takes under a second.
 MOST_FITTED_ROWS = 20_000
@@ -115,12 +117,31 @@ class PanelGraphTask(Task):
             "graph_layers": self.recipe.graph_layers,
             "window": window,
             "num_features": features,
+            **({"levels": list(self.recipe.levels)} if self.recipe.levels else {}),
         }
 
     def baselines(self, samples: TrainingSamples, model: nn.Module) -> Mapping[str, Predictor]:
         """The mean of each horizon, and two regressions for all entities alike: least squares on
         the features at the last step, and on those of the last steps with their date means.
+        Quantile forecasts are compared with these and the quantiles of their errors.
         """
+        points = self._point_baselines(samples, model)
+        if not self.recipe.levels:
+            return points
+        arrays = samples.batch.arrays
+        target, given = self.spec.data.targets
+        known = arrays[given].bool().all(-1)
+        if not known.any():
+            return {}
+        levels = torch.tensor(self.recipe.levels, dtype=torch.float64)
+        inputs = self._given(samples.batch).values()
+        measured = arrays[target].double()
+        return {
+            name: Banded(point, error_quantiles((measured - point(*inputs))[known], levels))
+            for name, point in points.items()
+        }
+
+    def _point_baselines(self, samples: TrainingSamples, model: nn.Module) -> dict[str, Predictor]:
         arrays, (target, given) = samples.batch.arrays, self.spec.data.targets
         panel, present, _ = (arrays[name] for name in self.spec.data.inputs)
         known = arrays[given].bool()
@@ -154,9 +175,15 @@ class PanelGraphTask(Task):
         sums = {
             "dates": known.flatten(1).any(1),
             "loss": self._loss_a_date(model, error, known),
-            "absolute": _mean_known(exact.abs(), known),
-            "squared": _mean_known(exact.square(), known),
         }
+        if self.recipe.levels:
+            zero, levels = exact.new_zeros(()), model.get_buffer("levels").double()
+            sums["pinball"] = _mean_known(pinball(exact, zero, levels), known)
+            sums["covered"] = _mean_known(covered(exact, zero).double(), known)
+            place = point_level(self.recipe.levels)
+            forecast, exact = forecast[..., place], exact[..., place]
+        sums["absolute"] = _mean_known(exact.abs(), known)
+        sums["squared"] = _mean_known(exact.square(), known)
         if "rank_correlation" in self.spec.evaluation.metrics:
             sums["agreement"], sums["agreed"] = rank_agreement(forecast, measured, known)
         for place, horizon in enumerate(self.recipe.horizons):
@@ -167,9 +194,12 @@ class PanelGraphTask(Task):
 
     def exported(self, batch: Batch) -> Exported:
         """Raw features, who is there and, with a graph, who looks at whom to forecasts in the
-        target's own units: whoever calls the model makes the graph.
+        target's own units: whoever calls the model makes the graph. Quantile forecasts are (batch,
+        entities, horizons, levels); `recipe.levels` of the manifest names the levels.
         """
-        return Exported(self._given(batch), (self.spec.data.targets[0],))
+        target = self.spec.data.targets[0]
+        name = f"{target}_quantiles" if self.recipe.levels else target
+        return Exported(self._given(batch), (name,))
 
     def _given(self, batch: Batch) -> dict[str, Tensor]:
         """What the model is called with, in its order."""
@@ -187,6 +217,9 @@ class PanelGraphTask(Task):
             raise NothingToScore(f"by {known!r} nothing of {target!r} is there")
         mse = sums["squared"] / dates
         metrics = {"mae": sums["absolute"] / dates, "mse": mse, "rmse": math.sqrt(mse)}
+        if self.recipe.levels:
+            metrics["pinball"] = sums["pinball"] / dates
+            metrics["coverage"] = sums["covered"] / dates
         wanted = self.spec.evaluation.metrics
         if "rank_correlation" in wanted:
             if not sums["agreed"]:
@@ -200,12 +233,17 @@ class PanelGraphTask(Task):
         return {"loss": sums["loss"] / dates} | {name: metrics[name] for name in wanted}
 
     def _forecast(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Each forecast, its error, and whether that is known, all (batch, entities, horizons)."""
+        """Each forecast, its error, and whether that is known, all (batch, entities, horizons).
+        Quantile forecasts and their errors have another axis, of their levels.
+        """
         measured, known = (batch.arrays[name] for name in self.spec.data.targets)
         known, forecast = known.bool(), model(*self._given(batch).values())
+        unknown = ~known
+        if self.recipe.levels:
+            measured, unknown = measured[..., None], unknown[..., None]
         error = forecast - measured.to(forecast.dtype)
         # What nobody knows may be any number, which would spoil the sums and the gradients.
-        return forecast, error.masked_fill(~known, 0.0), known
+        return forecast, error.masked_fill(unknown, 0.0), known
 
     def looks_at(self, batch: Batch) -> Tensor | None:
         """Whom each entity looks at on the dates of the batch, bool (batch, entities, entities)."""
@@ -226,7 +264,9 @@ class PanelGraphTask(Task):
     def _loss_a_date(self, model: nn.Module, error: Tensor, known: Tensor) -> Tensor:
         """(batch,), in standardized units."""
         scaled = (error / model.get_buffer("target_std")).float()
-        if self.recipe.loss == "mae":
+        if self.recipe.levels:
+            each = pinball(scaled, scaled.new_zeros(()), model.get_buffer("levels"))
+        elif self.recipe.loss == "mae":
             each = scaled.abs()
         elif self.recipe.loss == "mse":
             each = scaled.square()

@@ -19,6 +19,7 @@ from worker.trainer.recipes.encoders import (
     in_patches,
     standardized,
 )
+from worker.trainer.recipes.quantiles import in_order
 
 
 class StrongestFrequencies(nn.Module):
@@ -90,6 +91,8 @@ class PanelModel(nn.Module):
     input_std: Tensor
     target_mean: Tensor
     target_std: Tensor
+    levels: Tensor | None
+    """The levels of quantile forecasts, ascending; None where a forecast is one number."""
 
     def __init__(
         self, recipe: PanelGraph, sample: tuple[int, int], inputs: Moments, targets: Moments
@@ -97,11 +100,12 @@ class PanelModel(nn.Module):
         """`sample`: dates of the window and features."""
         super().__init__()
         window, features = sample[0], sample[1] * (1 + recipe.date_means)
-        hidden, horizons = recipe.hidden_size, len(recipe.horizons)
+        hidden = recipe.hidden_size
+        outputs = len(recipe.horizons) * max(1, len(recipe.levels))
         self.patch, self.date_means = recipe.patch, recipe.date_means
         self.encoder = build_encoder(recipe, window, features)
         self.layers = nn.ModuleList(GraphLayer(recipe) for _ in range(recipe.graph_layers))
-        self.dropout, self.head = nn.Dropout(recipe.dropout), nn.Linear(hidden, horizons)
+        self.dropout, self.head = nn.Dropout(recipe.dropout), nn.Linear(hidden, outputs)
         self.strongest: StrongestFrequencies | None = None
         if recipe.top_frequencies:
             self.strongest = StrongestFrequencies(window, recipe.top_frequencies)
@@ -109,20 +113,23 @@ class PanelModel(nn.Module):
                 nn.Flatten(),
                 nn.Linear(window * features, hidden),
                 nn.ReLU(),
-                nn.Linear(hidden, horizons),
+                nn.Linear(hidden, outputs),
             )
         self.highway: nn.Linear | None = None
         self.highway_dates = recipe.highway
         if recipe.highway:
-            self.highway = nn.Linear(recipe.highway * features, horizons, bias=False)
+            self.highway = nn.Linear(recipe.highway * features, outputs, bias=False)
             nn.init.zeros_(self.highway.weight)
         for name, (mean, std) in (("input", inputs), ("target", targets)):
             self.register_buffer(f"{name}_mean", mean)
             self.register_buffer(f"{name}_std", std)
+        levels = torch.tensor(recipe.levels) if recipe.levels else None
+        self.register_buffer("levels", levels, persistent=False)
 
     def forward(self, panel: Tensor, present: Tensor, looks_at: Tensor | None = None) -> Tensor:
         """Forecasts in the target's own units and the type of its statistics. `present`: bool
         (batch, dates, entities); `looks_at`: bool (batch, entities, entities), None without graph.
+        Quantile forecasts have another axis, of their levels in ascending order.
         """
         batch, window, entities, _ = panel.shape
         values = present_values(panel, present, (self.input_mean, self.input_std))
@@ -143,6 +150,8 @@ class PanelModel(nn.Module):
         if self.highway is not None:
             past = each[:, -self.highway_dates :].flatten(1)
             found = found + self.highway(past).view(batch, entities, -1)
+        if self.levels is not None:
+            found = in_order(found.view(batch, entities, -1, len(self.levels)))
         return torch.addcmul(self.target_mean, found.to(self.target_mean.dtype), self.target_std)
 
 
