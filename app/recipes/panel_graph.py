@@ -32,6 +32,9 @@ class Graph(SpecModel):
     """Number of the feature whose correlations say who is alike; default 0, the first."""
     lookback: Annotated[int, Field(ge=3, le=100_000)] = 250
     """Dates that correlations look back on; default 250."""
+    edges: Literal["equal", "correlation"] = "equal"
+    """correlation: attention also adds each neighbor's correlation, times a weight that every head
+    learns; default equal, where neighbors differ by their states alone."""
     rebuild_every: Annotated[int, Field(ge=1, le=1_000_000)] | Literal["batch"] = 20
     """Dates from one graph to the next, each made once and kept; batch: each date of a batch has a
     graph of its own window, made anew each time, which the guard refuses. Default 20."""
@@ -74,7 +77,7 @@ class PanelGraph(EncodingRecipe):
 
     shape_fields: ClassVar = (
         *("encoder", "hidden_size", "num_layers", "num_heads", "patch", "top_frequencies"),
-        *("horizons", "graph/layers", "date_means", "highway", "quantiles"),
+        *("horizons", "graph/layers", "graph/edges", "date_means", "highway", "quantiles"),
     )
     earlier: ClassVar = {"date_means": False, "highway": 0}
 
@@ -312,8 +315,9 @@ class PanelGraph(EncodingRecipe):
         return -(-dates // self.graph.rebuild_every) * entities**2
 
     def num_parameters(self, data: Data, arrays: Mapping[str, Array]) -> int | None:
-        """Of the encoder, of each layer of the graph (attention, hidden layer twice as wide, two
-        norms), of what forecasts the strongest frequencies, of the highway and the linear head.
+        """Of the encoder, of each layer of the graph (attention, a weight of correlations for each
+        head, hidden layer twice as wide, two norms), of what forecasts the strongest frequencies,
+        of the highway and of the linear head.
         """
         panel = arrays[data.inputs[0]]
         if len(panel.shape) != 3:
@@ -322,6 +326,7 @@ class PanelGraph(EncodingRecipe):
         features *= 1 + self.date_means
         hidden, outputs = self.hidden_size, len(self.horizons) * max(1, len(self.levels))
         layer = 4 * hidden * (hidden + 1) + hidden * (4 * hidden + 3) + 4 * hidden
+        layer += self.heads if self.graph and self.graph.edges == "correlation" else 0
         frequencies = 0
         if self.top_frequencies:
             frequencies = hidden * (window * features + 1) + outputs * (hidden + 1)

@@ -181,6 +181,7 @@ CHANGES: dict[str, tuple[Trained, list[Change]]] = {
             ({"loss": "quantile", "quantiles": [0.1, 0.9]}, {}),
             ({"graph": None}, {}),
             ({"graph": {"layers": 2}}, {}),
+            ({"graph": {"edges": "correlation"}}, {}),
             ({"graph": {"neighbors": 3, "feature": 1, "lookback": 60, "rebuild_every": 5}}, {}),
             ({}, {"features": field("f4", 24, 6, 2), "present": field("u1", 24, 6)}),
             ({}, {"features": field("f4", 12, 6, 4)}),

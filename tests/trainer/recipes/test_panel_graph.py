@@ -1,6 +1,7 @@
 """The recipe for panels: what it refuses, who looks at whom, what is masked, and its scores."""
 
 import json
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,9 +31,16 @@ from tests.trainer.recipes.panels import (
 from worker.trainer.data.source import arrays_of
 from worker.trainer.errors import SpecMismatch
 from worker.trainer.recipes.base import Batch, grouped_parameters
-from worker.trainer.recipes.graphs import correlations, nearest, trailing_graphs
+from worker.trainer.recipes.graphs import (
+    correlations,
+    edge_correlations,
+    nearest,
+    trailing_graphs,
+    weighted,
+)
 from worker.trainer.recipes.panel_graph import rank_agreement
 from worker.trainer.recipes.panel_model import (
+    GraphLayer,
     StrongestFrequencies,
     present_values,
     with_date_means,
@@ -116,6 +124,7 @@ def test_parts_that_are_datasets_of_their_own_are_refused() -> None:
     "change",
     [
         {"graph": {"layers": 3}, "top_frequencies": 0},
+        {"graph": {"layers": 2, "edges": "correlation"}},
         {"date_means": False, "highway": 0},
         {"highway": WINDOW},
         {"loss": "quantile", "quantiles": [0.2, 0.8]},
@@ -163,13 +172,81 @@ def test_each_looks_at_those_most_like_it_and_at_itself() -> None:
     assert nearest(alike, 3)[2].tolist() == [True, True, True, False]
 
 
+def test_edges_keep_the_correlations_of_those_that_are_looked_at() -> None:
+    random = np.random.default_rng(0)
+    correlation = torch.from_numpy(np.corrcoef(random.normal(size=(7, 9))))
+    correlation[6, :6] = correlation[:6, 6] = -torch.inf
+    for neighbors in (2, 6):
+        stored = weighted(correlation, neighbors)
+        found = edge_correlations(stored)
+        chosen = nearest(correlation, neighbors)
+        assert torch.equal(found > -torch.inf, chosen)
+        expected = correlation.float().fill_diagonal_(1.0)
+        torch.testing.assert_close(found[chosen], expected[chosen], rtol=0.0, atol=0.5 / 127)
+        assert (stored.dtype, stored.nbytes) == (torch.int8, 49)
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_attention_adds_correlations_by_the_weight_of_each_head(heads: int) -> None:
+    """Compared with plain attention; with weights of 0 it is that of equal edges."""
+    recipe = task_for(with_recipe(num_heads=heads, graph={"edges": "correlation"})).recipe
+    torch.manual_seed(0)
+    layer = GraphLayer(recipe).eval()
+    states, looks_at = torch.randn(3, ENTITIES, 8), torch.rand(3, ENTITIES, ENTITIES) < 0.6
+    looks_at |= torch.eye(ENTITIES, dtype=torch.bool)
+    correlation = torch.rand(3, ENTITIES, ENTITIES) * 2 - 1
+    equal = layer(states, looks_at, torch.zeros_like(correlation))
+    torch.testing.assert_close(layer(states, looks_at, correlation), equal)
+    weights = torch.tensor([3.0, -1.0])[:heads]
+    assert layer.correlation_weight is not None
+    layer.correlation_weight.data.copy_(weights)
+    normed = layer.attention_norm(states)
+    query, key, value = (
+        one.view(3, ENTITIES, heads, -1).transpose(1, 2)
+        for one in layer.projections(normed).chunk(3, -1)
+    )
+    scores = query @ key.mT / (8 / heads) ** 0.5 + weights[:, None, None] * correlation[:, None]
+    shares = scores.masked_fill(~looks_at[:, None], -torch.inf).softmax(-1)
+    attended = states + layer.out((shares @ value).transpose(1, 2).reshape(3, ENTITIES, 8))
+    expected = attended + layer.hidden(layer.norm(attended))
+    torch.testing.assert_close(layer(states, looks_at, correlation), expected)
+
+
+@pytest.mark.parametrize("rebuild_every", [10, "batch"])
+def test_edges_of_correlations_reach_the_model(rebuild_every: Any) -> None:
+    graph = {"edges": "correlation", "rebuild_every": rebuild_every, "lookback": 12}
+    task = task_for(with_recipe(graph=graph, date_means=False))
+    model, batch = model_of(task), batch_of(task)
+    looks_at = task.looks_at(batch)
+    assert looks_at is not None
+    assert looks_at.dtype == torch.float32
+    assert (looks_at.diagonal(dim1=1, dim2=2) == 1).all()
+    task.loss(model, batch).means()["loss"].backward()
+    (layer,) = model.layers
+    assert isinstance(layer, GraphLayer)
+    assert layer.correlation_weight is not None
+    gradient = layer.correlation_weight.grad
+    assert gradient is not None
+    assert gradient.isfinite().all()
+    if rebuild_every == "batch":  # made-up tables have the same correlation everywhere
+        assert (gradient != 0).all()
+    present = batch.arrays["present"].bool()
+    present[:, -1, 2] = False  # so nobody else looks at it
+    before = model(batch.arrays["features"], present, looks_at)
+    other = batch.arrays["features"].clone()
+    other[:, -2, 2] += 1.0
+    moved = (model(other, present, looks_at) != before).any(-1).any(0)
+    assert moved.nonzero().flatten().tolist() == [2]
+
+
 def test_a_graph_knows_nothing_of_what_comes() -> None:
     values = torch.from_numpy(made_panel().values[..., 0])
     present = values.isfinite()
     ends = range(20, DATES, 10)
-    before = trailing_graphs(values, present, ends, 30, 2)
+    edges_of = partial(nearest, neighbors=2)
+    before = trailing_graphs(values, present, ends, 30, edges_of)
     values[55:] = torch.randn(DATES - 55, ENTITIES, dtype=values.dtype)
-    after = trailing_graphs(values, present, ends, 30, 2)
+    after = trailing_graphs(values, present, ends, 30, edges_of)
     same = [bool((one == other).all()) for one, other in zip(before, after, strict=True)]
     assert all(one for one, end in zip(same, ends, strict=True) if end <= 55)
     assert not all(same), "graphs of later dates know what came"

@@ -35,7 +35,16 @@ from worker.trainer.tools.panel.panel_cut import Panel, PanelCut, write_panel
 __all__ = ["panel"]
 
 
-@pytest.mark.parametrize("graph", [GRAPH, None, {"rebuild_every": "batch", "lookback": 12}])
+@pytest.mark.parametrize(
+    "graph",
+    [
+        GRAPH,
+        None,
+        {"edges": "correlation"},
+        {"edges": "correlation", "rebuild_every": "batch", "lookback": 12},
+        {"rebuild_every": "batch", "lookback": 12},
+    ],
+)
 def test_every_graph_learns(panel: Lab, graph: dict[str, Any] | None) -> None:
     outcome = panel.run(patch=with_recipe(graph=graph))
     assert outcome.result["best"]["val_loss"] < 1.0

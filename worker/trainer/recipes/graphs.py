@@ -1,9 +1,12 @@
 """Graphs of a panel: which entities were most alike, by correlations of one feature."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+
+# Edges with correlations take a byte each, as those without do: -127 to 127, and none.
+MOST_EDGE, NO_EDGE = 127, -128
 
 
 def correlations(values: Tensor, present: Tensor) -> Tensor:
@@ -39,15 +42,31 @@ def nearest(correlation: Tensor, neighbors: int) -> Tensor:
     return chosen.scatter(-1, found.indices, found.values > -torch.inf) | itself
 
 
-def trailing_graphs(
-    values: Tensor, present: Tensor, ends: Sequence[int], lookback: int, neighbors: int
-) -> Tensor:
-    """A graph of the `lookback` dates before each of `ends`, bool (ends, entities, entities).
-    `values`, `present`: (dates, entities).
+def weighted(correlation: Tensor, neighbors: int) -> Tensor:
+    """Returns the edges of `nearest` with their correlations, int8 (…, entities, entities): 127
+    stands for 1, which an entity has with itself, and NO_EDGE for no edge.
     """
-    entities = values.shape[-1]
-    graphs = torch.empty(len(ends), entities, entities, dtype=torch.bool, device=values.device)
-    for place, end in enumerate(ends):
-        past = slice(max(0, end - lookback), end)
-        graphs[place] = nearest(correlations(values[past], present[past]), neighbors)
-    return graphs
+    itself = torch.eye(correlation.shape[-1], dtype=torch.bool, device=correlation.device)
+    chosen = nearest(correlation, neighbors)
+    known = correlation.masked_fill(itself, 1.0).masked_fill(~chosen, 0.0)
+    edges = (known * MOST_EDGE).round().clamp(-MOST_EDGE, MOST_EDGE).to(torch.int8)
+    return edges.masked_fill(~chosen, NO_EDGE)
+
+
+def edge_correlations(edges: Tensor) -> Tensor:
+    """Returns what `weighted` stored as correlations, float32, and -inf for no edge."""
+    return (edges.float() / MOST_EDGE).masked_fill(edges == NO_EDGE, -torch.inf)
+
+
+def trailing_graphs(
+    values: Tensor,
+    present: Tensor,
+    ends: Sequence[int],
+    lookback: int,
+    edges_of: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """Returns a graph of the `lookback` dates before each of `ends`, (ends, entities, entities).
+    `values`, `present`: (dates, entities). `edges_of` makes it of their correlations.
+    """
+    pasts = (slice(max(0, end - lookback), end) for end in ends)
+    return torch.stack([edges_of(correlations(values[past], present[past])) for past in pasts])

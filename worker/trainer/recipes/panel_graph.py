@@ -1,7 +1,8 @@
 """Recipe `panel-graph`: what is prepared of a panel, its loss, and its scores a date."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +27,13 @@ from worker.trainer.recipes.base import (
 )
 from worker.trainer.recipes.encoders import Moments, exact_for
 from worker.trainer.recipes.fitting import Constant, Ridge, ridge
-from worker.trainer.recipes.graphs import correlations, nearest, trailing_graphs
+from worker.trainer.recipes.graphs import (
+    correlations,
+    edge_correlations,
+    nearest,
+    trailing_graphs,
+    weighted,
+)
 from worker.trainer.recipes.panel_model import (
     GraphLayer,
     PanelModel,
@@ -77,7 +84,7 @@ class PanelGraphTask(Task):
         found |= {f"{target}/mean": torch.tensor(0.0), f"{target}/std": torch.tensor(1.0)}
         graph = self.recipe.graph
         if graph is not None and graph.rebuild_every != "batch":
-            found["graphs"] = torch.ones(1, entities, entities, dtype=torch.bool)
+            found["graphs"] = _edges_of(graph)(torch.ones(1, entities, entities))
             found["first_date"] = torch.tensor(0)
         return found
 
@@ -159,8 +166,8 @@ class PanelGraphTask(Task):
         some = dates[::every], entities[::every]
         both = with_date_means(values, present.bool())
         past = ridge(both.transpose(1, 2)[some], measured[some])
-        name = f"least squares on the last {past.steps} steps and their date means"
-        found[name] = LinearInFeatures(past, moments)
+        steps = f"{past.steps} steps" if past.steps > 1 else "step"
+        found[f"least squares on the last {steps} and date means"] = LinearInFeatures(past, moments)
         return found
 
     def loss(self, model: nn.Module, batch: Batch) -> WeightedLoss:
@@ -246,20 +253,23 @@ class PanelGraphTask(Task):
         return forecast, error.masked_fill(unknown, 0.0), known
 
     def looks_at(self, batch: Batch) -> Tensor | None:
-        """Whom each entity looks at on the dates of the batch, bool (batch, entities, entities)."""
+        """Returns whom each entity looks at on the dates of the batch, (batch, entities, entities),
+        bool. With edges of correlations it is these, float32, and -inf for all others.
+        """
         graph = self.recipe.graph
         if graph is None:
             return None
         panel, present, date = (batch.arrays[name] for name in self.spec.data.inputs)
         if graph.rebuild_every == "batch":
             values = panel[:, -graph.lookback :, :, graph.feature].float()
-            return nearest(
-                correlations(values, present[:, -graph.lookback :].bool()), graph.neighbors
-            )
-        graphs = batch.tables["graphs"]
-        since = date.long() - batch.tables["first_date"]
-        number = since.div(graph.rebuild_every, rounding_mode="floor")
-        return graphs.index_select(0, number.clamp(0, len(graphs) - 1))
+            there = present[:, -graph.lookback :].bool()
+            edges = _edges_of(graph)(correlations(values, there))
+        else:
+            graphs = batch.tables["graphs"]
+            since = date.long() - batch.tables["first_date"]
+            number = since.div(graph.rebuild_every, rounding_mode="floor")
+            edges = graphs.index_select(0, number.clamp(0, len(graphs) - 1))
+        return edges if graph.edges == "equal" else edge_correlations(edges)
 
     def _loss_a_date(self, model: nn.Module, error: Tensor, known: Tensor) -> Tensor:
         """(batch,), in standardized units."""
@@ -335,8 +345,14 @@ def _mean_known(values: Tensor, known: Tensor) -> Tensor:
     return (values * known).flatten(1).sum(1) / count
 
 
+def _edges_of(graph: Graph) -> Callable[[Tensor], Tensor]:
+    """Returns what makes edges of correlations."""
+    return partial(nearest if graph.edges == "equal" else weighted, neighbors=graph.neighbors)
+
+
 def _kept_graphs(series: FeatureSeries, graph: Graph, every: int) -> Tables:
     """One for every so many dates, from that of the first sample on."""
     ends = range(series.begin - series.first + 1, len(series.values) + 1, every)
-    graphs = trailing_graphs(series.values, series.present, ends, graph.lookback, graph.neighbors)
+    edges_of = _edges_of(graph)
+    graphs = trailing_graphs(series.values, series.present, ends, graph.lookback, edges_of)
     return {"graphs": graphs, "first_date": torch.tensor(series.begin)}

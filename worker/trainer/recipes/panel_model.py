@@ -66,18 +66,27 @@ class GraphLayer(nn.Module):
         self.hidden = nn.Sequential(
             nn.Linear(hidden, 2 * hidden), nn.GELU(), nn.Linear(2 * hidden, hidden)
         )
+        self.correlation_weight: nn.Parameter | None = None
+        if recipe.graph is not None and recipe.graph.edges == "correlation":
+            self.correlation_weight = nn.Parameter(torch.zeros(self.heads))
 
-    def forward(self, states: Tensor, looks_at: Tensor) -> Tensor:
-        """States (batch, entities, hidden), as what comes; bool (batch, entities, entities)."""
+    def forward(self, states: Tensor, looks_at: Tensor, correlation: Tensor) -> Tensor:
+        """States (batch, entities, hidden), as what comes; bool (batch, entities, entities), and
+        the correlations of the same pairs, which are looked at only if they have a weight.
+        """
         batch, entities, width = states.shape
         projected = self.projections(self.attention_norm(states))
         by_head = projected.view(batch, entities, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         query, key, value = by_head.unbind()
+        mask = looks_at[:, None]
+        if self.correlation_weight is not None:
+            added = self.correlation_weight[:, None, None] * correlation[:, None]
+            mask = added.masked_fill(~mask, -torch.inf).to(query.dtype)
         found = functional.scaled_dot_product_attention(
             query,
             key,
             value,
-            attn_mask=looks_at[:, None],
+            attn_mask=mask,
             dropout_p=self.dropout if self.training else 0.0,
         )
         states = states + self.out(found.transpose(1, 2).reshape(batch, entities, width))
@@ -128,7 +137,8 @@ class PanelModel(nn.Module):
 
     def forward(self, panel: Tensor, present: Tensor, looks_at: Tensor | None = None) -> Tensor:
         """Forecasts in the target's own units and the type of its statistics. `present`: bool
-        (batch, dates, entities); `looks_at`: bool (batch, entities, entities), None without graph.
+        (batch, dates, entities); `looks_at`: (batch, entities, entities), None without graph; bool,
+        or with edges of correlations these, with -inf for entities that are not looked at.
         Quantile forecasts have another axis, of their levels in ascending order.
         """
         batch, window, entities, _ = panel.shape
@@ -141,9 +151,13 @@ class PanelModel(nn.Module):
         states = encoded(self.encoder, in_patches(rest, self.patch))[:, -1]
         states = states.reshape(batch, entities, -1)
         if looks_at is not None:
+            correlation = looks_at
+            if looks_at.is_floating_point():
+                looks_at = correlation > -torch.inf
+                correlation = correlation.masked_fill(~looks_at, 0.0)
             looks_at = _who_is_there(looks_at, present[:, -1])
             for layer in self.layers:
-                states = layer(states, looks_at)
+                states = layer(states, looks_at, correlation)
         found = self.head(self.dropout(states))
         if main is not None:
             found = found + self.frequencies(main).view(batch, entities, -1)
