@@ -74,6 +74,10 @@ class PanelGraph(EncodingRecipe):
     """Levels of the loss quantile, ascending between 0 and 1; default null, which is 0.1, 0.5 and
     0.9. The metric pinball is the loss in the target's units. The metric coverage is the share of
     targets within the outermost two levels, nominally their difference."""
+    rank_loss: bool = False
+    """Train on two terms, error (what loss names) and rank: one less the correlation of a date's
+    forecasts with the ranks of what came, at most 2. loss_weights says how much each counts;
+    default false."""
 
     shape_fields: ClassVar = (
         *("encoder", "hidden_size", "num_layers", "num_heads", "patch", "top_frequencies"),
@@ -98,6 +102,10 @@ class PanelGraph(EncodingRecipe):
     @property
     def usual_metrics(self) -> tuple[str, ...]:
         return ("mae", "pinball", "coverage") if self.levels else ("mae",)
+
+    @property
+    def loss_terms(self) -> tuple[str, ...]:
+        return ("error", "rank") if self.rank_loss else ("loss",)
 
     @property
     def parameter_groups(self) -> tuple[str, ...]:

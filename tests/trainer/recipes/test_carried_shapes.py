@@ -177,6 +177,7 @@ CHANGES: dict[str, tuple[Trained, list[Change]]] = {
             ({"highway": 6}, {}),
             ({"date_means": True}, {}),
             ({"loss": "huber"}, {}),
+            ({"rank_loss": True}, {}),
             ({"loss": "quantile"}, {}),
             ({"loss": "quantile", "quantiles": [0.1, 0.9]}, {}),
             ({"graph": None}, {}),

@@ -38,7 +38,7 @@ from worker.trainer.recipes.graphs import (
     trailing_graphs,
     weighted,
 )
-from worker.trainer.recipes.panel_graph import rank_agreement
+from worker.trainer.recipes.panel_graph import rank_agreement, rank_loss
 from worker.trainer.recipes.panel_model import (
     GraphLayer,
     StrongestFrequencies,
@@ -268,9 +268,18 @@ def test_only_neighbors_who_are_there_change_a_forecast() -> None:
 
 
 @pytest.mark.parametrize("encoder", ENCODERS)
-@pytest.mark.parametrize("loss", ["mae", "mse", "huber", "quantile"])
-def test_what_is_masked_changes_nothing(encoder: str, loss: str) -> None:
-    task = task_for(with_recipe(encoder=encoder, loss=loss))
+@pytest.mark.parametrize(
+    "loss",
+    [
+        {"loss": "mae"},
+        {"loss": "mse"},
+        {"loss": "huber"},
+        {"loss": "quantile"},
+        {"rank_loss": True},
+    ],
+)
+def test_what_is_masked_changes_nothing(encoder: str, loss: dict[str, Any]) -> None:
+    task = task_for(with_recipe(encoder=encoder, **loss))
     model, batch = model_of(task), batch_of(task)
     for name in ("present", "known"):
         batch.arrays[name][:, 1] = 0
@@ -280,7 +289,7 @@ def test_what_is_masked_changes_nothing(encoder: str, loss: str) -> None:
         model.zero_grad()
         batch.arrays["features"][:, 1] = filling
         batch.arrays["targets"].masked_fill_(batch.arrays["known"] == 0, filling)
-        task.loss(model, batch).means()["loss"].backward()
+        torch.stack([*task.loss(model, batch).means().values()]).sum().backward()
         measured = {name: one.item() for name, one in task.measure(model, batch).items()}
         gradients = [one.grad.clone() for one in model.parameters() if one.grad is not None]
         seen.append((measured, gradients))
@@ -330,6 +339,58 @@ def test_rank_agreement_is_spearmans_over_what_is_known() -> None:
     assert [one.tolist() for one in (*alike, *alone)] == [[0, 0]] * 4, "nothing to rank"
     ties, _ = rank_agreement(torch.tensor([[[1.0], [2.0], [2.0]]]), measured[:1, :3], known[:1, :3])
     assert ties.item() == pytest.approx(0.75**0.5), "equals have the mean of their ranks"
+
+
+def test_the_rank_loss_is_one_less_the_correlation_with_ranks() -> None:
+    random = torch.Generator().manual_seed(0)
+    forecast = torch.randn(6, 8, 2, generator=random, requires_grad=True)
+    measured = torch.randint(4, (6, 8, 2), generator=random).float()  # with ties
+    known = torch.rand(6, 8, 2, generator=random) < 0.7
+    known[1], known[2, :, 1] = False, False
+    measured[3] = 1.0
+    found = rank_loss(forecast, measured.masked_fill(~known, torch.nan), known)
+    expected = []
+    for date in range(6):
+        each = []
+        for horizon in range(2):
+            there = known[date, :, horizon]
+            came = measured[date, there, horizon].numpy()
+            if len(set(came.tolist())) > 1:
+                said = forecast[date, there, horizon].detach().numpy()
+                above = came[:, None] > came
+                ranks = above.sum(1) + 0.5 * (came[:, None] == came).sum(1)
+                each.append(1 - np.corrcoef(said, ranks)[0, 1])
+        expected.append(np.mean(each) if each else 0.0)
+    assert [one > 0 for one in expected] == [True, False, True, False, True, True]
+    # Forecasts that hardly differ count as a little less correlated.
+    assert found.tolist() == pytest.approx(expected, abs=1e-3)
+    found.sum().backward()
+    assert forecast.grad is not None
+    assert forecast.grad.isfinite().all()
+    assert (forecast.grad[~known] == 0).all()
+
+
+def test_the_rank_loss_of_equal_forecasts_has_a_gradient_that_ranks_them() -> None:
+    forecast = torch.zeros(1, 5, 1, requires_grad=True)
+    measured = torch.tensor([3.0, 1.0, 2.0, 5.0, 4.0]).view(1, 5, 1)
+    loss = rank_loss(forecast, measured, torch.ones(1, 5, 1, dtype=torch.bool))
+    loss.sum().backward()
+    assert loss.item() == 1.0
+    assert forecast.grad is not None
+    assert (-forecast.grad.flatten()).argsort().tolist() == measured.flatten().argsort().tolist()
+
+
+def test_the_loss_of_ranks_is_a_term_that_loss_weights_weigh() -> None:
+    weights = {"loss_weights": {"rank": 0.25}}
+    task = task_for(with_recipe(rank_loss=True) | weights)
+    model, batch = model_of(task), batch_of(task, 6)
+    batch.arrays["known"][2] = 0
+    terms = task.loss(model, batch).means()
+    assert list(terms) == ["error", "rank"] == list(task.recipe.loss_terms)
+    plain = task_for(SPEC)
+    assert torch.equal(terms["error"], plain.loss(model, batch).means()["loss"])
+    loss = task.scores(sums_of(task.measure(model, batch)), 6)["loss"]
+    assert loss == pytest.approx(terms["error"].item() + 0.25 * terms["rank"].item())
 
 
 def pairwise_spearman(forecast: Tensor, measured: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:

@@ -241,6 +241,33 @@ def test_each_date_of_windows_that_are_stored_one_by_one_is_looked_at(
     assert masked.result["best"]["val_loss"] < 1.0
 
 
+def panel_of_shocks() -> Panel:
+    """A signal ranks the entities, and a shock that all share hides it from the error."""
+    random = np.random.default_rng(0)
+    signals = random.normal(size=(300, 12))
+    moves = np.roll(np.tanh(2 * signals), 1, 0) + 0.5 * random.normal(size=signals.shape)
+    moves += 20 * random.standard_t(2, size=(300, 1))
+    values = np.stack([moves, signals], -1)
+    return Panel(86_400 * np.arange(300), tuple("abcdefghijkl"), ("move", "signal"), values)
+
+
+def test_the_rank_loss_finds_ranks_that_an_error_hides(lab: Lab) -> None:
+    write_panel(lab.data, panel_of_shocks(), PanelCut(6, (1,), "move"))
+    found = []
+    for rank_loss in (False, True):
+        patch = with_recipe(
+            horizons=[1], dropout=0.0, graph=None, top_frequencies=0, rank_loss=rank_loss
+        )
+        patch |= {
+            "training": {"epochs": 10, "batch_size": 16, "gradient_accumulation_steps": 1},
+            "evaluation": {"metrics": ["rank_correlation"], "every_steps": None},
+            "checkpoint": {"monitor": "val_rank_correlation", "mode": "max"},
+        }
+        found.append(lab.run(patch=patch).result["test"]["test_rank_correlation"])
+    without, with_it = found
+    assert with_it > without + 0.1
+
+
 def panel_of_groups() -> Panel:
     """Three groups of four. What moves an entity on a date is the mean of its group's signals on
     the date before, which neither its own past nor the mean over all entities tells.

@@ -45,6 +45,8 @@ from worker.trainer.recipes.quantiles import Banded, covered, error_quantiles, p
 
 # Cells that the regression on whole windows is fitted on, so that it takes under a second.
 MOST_FITTED_ROWS = 20_000
+# Forecasts of a date that vary less, in standardized units, are taken for equal by the rank loss.
+LEAST_VARIANCE = 1e-4
 
 
 class PanelGraphTask(Task):
@@ -172,23 +174,23 @@ class PanelGraphTask(Task):
 
     def loss(self, model: nn.Module, batch: Batch) -> WeightedLoss:
         """A mean over the dates of which something is known, as evaluations have it."""
-        _, error, known = self._forecast(model, batch)
-        by_date = self._loss_a_date(model, error, known)
-        return WeightedLoss({"loss": by_date.sum()}, known.flatten(1).any(1).sum())
+        forecast, error, known = self._forecast(model, batch)
+        terms = self._terms_a_date(model, batch, forecast, error, known)
+        sums = {name: by_date.sum() for name, by_date in terms.items()}
+        return WeightedLoss(sums, known.flatten(1).any(1).sum())
 
     def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         forecast, error, known = self._forecast(model, batch)
         measured, exact = batch.arrays[self.spec.data.targets[0]], error.double()
         sums = {
             "dates": known.flatten(1).any(1),
-            "loss": self._loss_a_date(model, error, known),
+            **self._terms_a_date(model, batch, forecast, error, known),
         }
         if self.recipe.levels:
             zero, levels = exact.new_zeros(()), model.get_buffer("levels").double()
             sums["pinball"] = _mean_known(pinball(exact, zero, levels), known)
             sums["covered"] = _mean_known(covered(exact, zero).double(), known)
-            place = point_level(self.recipe.levels)
-            forecast, exact = forecast[..., place], exact[..., place]
+            forecast, exact = self._point(forecast), self._point(exact)
         sums["absolute"] = _mean_known(exact.abs(), known)
         sums["squared"] = _mean_known(exact.square(), known)
         if "rank_correlation" in self.spec.evaluation.metrics:
@@ -237,7 +239,11 @@ class PanelGraphTask(Task):
                 metrics[f"mae_{one}"] = sums[f"absolute_{one}"] / sums[f"dates_{one}"]
             elif f"mae_{one}" in wanted:
                 raise NothingToScore(f"by {known!r} no {target!r} of {one} dates ahead is there")
-        return {"loss": sums["loss"] / dates} | {name: metrics[name] for name in wanted}
+        loss = sums.get("loss", 0.0)
+        if self.recipe.rank_loss:
+            weights = self.spec.loss_weights
+            loss = sum(weights.get(term, 1.0) * sums[term] for term in self.recipe.loss_terms)
+        return {"loss": loss / dates} | {name: metrics[name] for name in wanted}
 
     def _forecast(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Each forecast, its error, and whether that is known, all (batch, entities, horizons).
@@ -270,6 +276,22 @@ class PanelGraphTask(Task):
             number = since.div(graph.rebuild_every, rounding_mode="floor")
             edges = graphs.index_select(0, number.clamp(0, len(graphs) - 1))
         return edges if graph.edges == "equal" else edge_correlations(edges)
+
+    def _point(self, forecast: Tensor) -> Tensor:
+        """Returns the point forecasts; those of quantiles, (…, levels), are of one level."""
+        return forecast[..., point_level(self.recipe.levels)] if self.recipe.levels else forecast
+
+    def _terms_a_date(
+        self, model: nn.Module, batch: Batch, forecast: Tensor, error: Tensor, known: Tensor
+    ) -> dict[str, Tensor]:
+        """Each of the loss terms, (batch,)."""
+        by_date = self._loss_a_date(model, error, known)
+        if not self.recipe.rank_loss:
+            return {"loss": by_date}
+        mean, std = model.get_buffer("target_mean"), model.get_buffer("target_std")
+        scaled = ((self._point(forecast) - mean) / std).float()
+        measured = batch.arrays[self.spec.data.targets[0]]
+        return {"error": by_date, "rank": rank_loss(scaled, measured, known)}
 
     def _loss_a_date(self, model: nn.Module, error: Tensor, known: Tensor) -> Tensor:
         """(batch,), in standardized units."""
@@ -324,6 +346,25 @@ def rank_agreement(forecast: Tensor, measured: Tensor, known: Tensor) -> tuple[T
     spread = (first.square().sum(2) * second.square().sum(2)).sqrt()
     correlation = (first * second).sum(2) / spread.where(spread > 0, 1.0)
     return correlation.sum(1), there.sum(1)
+
+
+def rank_loss(forecast: Tensor, measured: Tensor, known: Tensor) -> Tensor:
+    """Returns one less the correlation of forecasts with the ranks of what came, 0 to 2, its mean
+    over the horizons that count in `rank_agreement`; 0 if none does. The ranks of forecasts have no
+    gradient, so they are taken as they are. `forecast` is standardized. (batch, entities, horizons)
+    each, to (batch,).
+    """
+    known = known.transpose(1, 2)
+    ranks = _centered_ranks(measured.transpose(1, 2), known)
+    values = forecast.transpose(1, 2).masked_fill(~known, 0.0)
+    count = known.sum(2, keepdim=True).clamp(min=1)
+    values = (values - values.sum(2, keepdim=True) / count) * known
+    # Forecasts that hardly differ would have gradients without bound.
+    squares = values.square().sum(2) + LEAST_VARIANCE * count[..., 0]
+    ranked = ranks.square().sum(2)
+    counts = ranked > 0
+    correlation = (values * ranks).sum(2) / (squares * ranked.where(counts, 1.0)).sqrt()
+    return ((1 - correlation) * counts).sum(1) / counts.sum(1).clamp(min=1)
 
 
 def _centered_ranks(values: Tensor, known: Tensor) -> Tensor:
