@@ -67,6 +67,12 @@ class PanelGraph(EncodingRecipe):
     highway: Annotated[int, Field(ge=0, le=100_000)] = 60
     """Last dates whose features also reach the forecast by a linear map, which is trained along
     (LSTNet's highway); default 60, 0: none."""
+    variable_selection: bool = False
+    """Let a small network weigh the features of each date before the encoder sees them (the
+    selection weights of the Temporal Fusion Transformer); default false."""
+    slice_dates: Annotated[int, Field(ge=0, le=100_000)] = 0
+    """Dates of a slice whose own mean and deviation are taken out of what the encoder sees and
+    forecast beside it (slice normalization), a divisor of the window; default 0: none."""
     loss: Literal["mae", "mse", "huber", "quantile"] = "mae"
     """Training loss, in standardized target units; default mae. quantile: the pinball loss of the
     levels in quantiles, of which the one nearest 0.5 is the point forecast."""
@@ -82,6 +88,7 @@ class PanelGraph(EncodingRecipe):
     shape_fields: ClassVar = (
         *("encoder", "hidden_size", "num_layers", "num_heads", "patch", "top_frequencies"),
         *("horizons", "graph/layers", "graph/edges", "date_means", "highway", "quantiles"),
+        *("variable_selection", "slice_dates"),
     )
     earlier: ClassVar = {"date_means": False, "highway": 0}
 
@@ -249,6 +256,15 @@ class PanelGraph(EncodingRecipe):
                 "Nothing would be left for the encoder.",
                 {"/recipe/top_frequencies": min(2, window // 2)},
             )
+        if self.slice_dates and window % self.slice_dates:
+            fitting = fitting_patches([window])
+            yield Problem(
+                ("recipe", "slice_dates"),
+                f"Slices of {self.slice_dates} dates do not divide the window of {window}.",
+                f"{window % self.slice_dates} dates would be left over. Choose one of "
+                f"{', '.join(map(str, fitting))}.",
+                {"/recipe/slice_dates": max(n for n in fitting if n <= self.slice_dates)},
+            )
         if self.highway > window:
             yield Problem(
                 ("recipe", "highway"),
@@ -303,7 +319,7 @@ class PanelGraph(EncodingRecipe):
         panel, found = arrays.get(data.inputs[0]), dict[str, Any]()
         if panel is not None and len(panel.shape) == 3:
             window, _, features = panel.shape
-            by_place = self.encoder == "transformer" or self.top_frequencies > 0
+            by_place = self.encoder == "transformer" or self.top_frequencies or self.slice_dates
             found["inputs"] = {data.inputs[0]: [window, features] if by_place else [features]}
         forecast = [len(self.horizons), *([len(self.levels)] if self.levels else [])]
         return {**found, "targets": {data.targets[0]: forecast}}
@@ -324,8 +340,8 @@ class PanelGraph(EncodingRecipe):
 
     def num_parameters(self, data: Data, arrays: Mapping[str, Array]) -> int | None:
         """Of the encoder, of each layer of the graph (attention, a weight of correlations for each
-        head, hidden layer twice as wide, two norms), of what forecasts the strongest frequencies,
-        of the highway and of the linear head.
+        head, hidden layer twice as wide, two norms), of the selection, of what forecasts the
+        strongest frequencies and the slices, of the highway and of the linear head.
         """
         panel = arrays[data.inputs[0]]
         if len(panel.shape) != 3:
@@ -335,9 +351,12 @@ class PanelGraph(EncodingRecipe):
         hidden, outputs = self.hidden_size, len(self.horizons) * max(1, len(self.levels))
         layer = 4 * hidden * (hidden + 1) + hidden * (4 * hidden + 3) + 4 * hidden
         layer += self.heads if self.graph and self.graph.edges == "correlation" else 0
-        frequencies = 0
-        if self.top_frequencies:
-            frequencies = hidden * (window * features + 1) + outputs * (hidden + 1)
+        taken_out = [window * features] if self.top_frequencies else []
+        if self.slice_dates:
+            taken_out.append(2 * (window // self.slice_dates) * features)
+        beside = sum(hidden * (width + 1) + outputs * (hidden + 1) for width in taken_out)
+        if self.variable_selection:
+            beside += hidden * (features + 1) + features * (hidden + 1)
         encoder = self.encoder_parameters(window, features)
         linear = outputs * (self.highway * features + hidden + 1)
-        return encoder + self.graph_layers * layer + frequencies + linear
+        return encoder + self.graph_layers * layer + beside + linear

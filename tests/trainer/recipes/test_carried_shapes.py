@@ -175,6 +175,8 @@ CHANGES: dict[str, tuple[Trained, list[Change]]] = {
             ({"horizons": [5]}, {"targets": field("f4", 6, 1), "known": field("u1", 6, 1)}),
             ({"top_frequencies": 2}, {}),
             ({"highway": 6}, {}),
+            ({"variable_selection": True}, {}),
+            ({"slice_dates": 4}, {}),
             ({"date_means": True}, {}),
             ({"loss": "huber"}, {}),
             ({"rank_loss": True}, {}),

@@ -41,7 +41,9 @@ from worker.trainer.recipes.graphs import (
 from worker.trainer.recipes.panel_graph import rank_agreement, rank_loss
 from worker.trainer.recipes.panel_model import (
     GraphLayer,
+    SliceNormalization,
     StrongestFrequencies,
+    VariableSelection,
     present_values,
     with_date_means,
 )
@@ -66,6 +68,7 @@ from worker.trainer.recipes.panel_model import (
         ({"recipe": {"loss": "quantile", "quantiles": [0.9, 0.1]}}, {}, "0.1. do not ascend"),
         ({"recipe": {"loss": "quantile", "quantiles": [0.1, 1.5]}}, {}, "has 1.5, which is not"),
         ({"recipe": {"quantiles": [0.1, 0.9]}}, {}, "names levels, and recipe.loss is mae"),
+        ({"recipe": {"slice_dates": 5}}, {}, "Slices of 5 dates do not divide .* 4, 6"),
         ({"recipe": {"highway": 13}}, {}, "highway of 13 dates is longer than the window of 12"),
         ({"recipe": {"graph": {"neighbors": 6}}}, {}, "Of 6 entities none has 6 others"),
         ({"recipe": {"graph": {"feature": 2}}}, {}, "has 2 features, and number 2"),
@@ -127,6 +130,8 @@ def test_parts_that_are_datasets_of_their_own_are_refused() -> None:
         {"graph": {"layers": 2, "edges": "correlation"}},
         {"date_means": False, "highway": 0},
         {"highway": WINDOW},
+        {"variable_selection": True, "slice_dates": 4},
+        {"slice_dates": WINDOW, "top_frequencies": 0},
         {"loss": "quantile", "quantiles": [0.2, 0.8]},
     ],
 )
@@ -276,6 +281,7 @@ def test_only_neighbors_who_are_there_change_a_forecast() -> None:
         {"loss": "huber"},
         {"loss": "quantile"},
         {"rank_loss": True},
+        {"variable_selection": True, "slice_dates": 3},
     ],
 )
 def test_what_is_masked_changes_nothing(encoder: str, loss: dict[str, Any]) -> None:
@@ -311,6 +317,32 @@ def test_date_means_are_those_of_the_entities_that_are_present() -> None:
     torch.testing.assert_close(own, scaled.nan_to_num())
     expected = scaled.nanmean(2, keepdim=True).nan_to_num().expand_as(own)
     torch.testing.assert_close(means, expected)
+
+
+@pytest.mark.parametrize("dates", [1, 3, 12])
+def test_slices_are_normalized_by_their_own_mean_and_deviation(dates: int) -> None:
+    windows = torch.randn(5, 12, 2) * 3 + 7
+    windows[0, :, 0] = 4.0  # never changes
+    module = SliceNormalization(dates, 12, 2, 8, 3)
+    rest, forecast = module(windows)
+    cut = windows.numpy().reshape(5, 12 // dates, dates, 2)
+    mean, std = cut.mean(2, keepdims=True), cut.std(2, keepdims=True)
+    expected = (cut - mean) / np.sqrt(std**2 + 0.01**2)
+    np.testing.assert_allclose(rest.detach().numpy(), expected.reshape(5, 12, 2), atol=1e-5)
+    statistics = np.concatenate((mean, np.sqrt(std**2 + 0.01**2)), 2).reshape(5, -1)
+    told = module.forecast(torch.from_numpy(statistics))
+    torch.testing.assert_close(forecast, told)
+
+
+def test_selected_features_are_multiplied_by_weights_of_mean_one() -> None:
+    module = VariableSelection(3, 8)
+    windows = torch.randn(4, WINDOW, 3)
+    factors = module(windows) / windows
+    torch.testing.assert_close(factors.mean(-1), torch.ones(4, WINDOW))
+    assert factors.std(-1).min() > 0
+    for parameter in module.weights[-1].parameters():
+        torch.nn.init.zeros_(parameter)
+    torch.testing.assert_close(module(windows), windows)
 
 
 def test_the_highway_is_a_linear_map_of_the_last_dates() -> None:

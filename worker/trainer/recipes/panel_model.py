@@ -2,7 +2,10 @@
 
 Frequency adaptive normalization: Ye, Deng, Zou and Gui, Frequency Adaptive Normalization For
 Non-stationary Time Series Forecasting, NeurIPS 2024. The linear highway: Lai, Chang, Yang and Liu,
-Modeling Long- and Short-Term Temporal Patterns with Deep Neural Networks, SIGIR 2018.
+Modeling Long- and Short-Term Temporal Patterns with Deep Neural Networks, SIGIR 2018. Slices: Liu,
+Cheng, Li, Yang, Liu and Huang, Adaptive Normalization for Non-stationary Time Series Forecasting: A
+Temporal Slice Perspective, NeurIPS 2023. Selection: Lim, Arık, Loeff and Pfister, Temporal Fusion
+Transformers for Interpretable Multi-horizon Time Series Forecasting, 2021.
 """
 
 import math
@@ -20,6 +23,9 @@ from worker.trainer.recipes.encoders import (
     standardized,
 )
 from worker.trainer.recipes.quantiles import in_order
+
+# In units of a feature's deviation over the training part.
+LEAST_DEVIATION = 0.01
 
 
 class StrongestFrequencies(nn.Module):
@@ -52,6 +58,49 @@ class StrongestFrequencies(nn.Module):
             kept = torch.zeros_like(power).scatter(1, strongest, 1.0) * self.scale
             main: Tensor = self.basis.mT @ (parts * kept.repeat(1, 2, 1))
         return main
+
+
+class SliceNormalization(nn.Module):
+    """Takes out of each slice of a window its mean and deviation, and forecasts beside it what they
+    alone tell. Where slices hardly vary they are divided by LEAST_DEVIATION.
+    """
+
+    def __init__(self, dates: int, window: int, features: int, hidden: int, outputs: int) -> None:
+        super().__init__()
+        self.dates = dates
+        self.forecast = _beside(2 * (window // dates) * features, hidden, outputs)
+
+    def forward(self, windows: Tensor) -> tuple[Tensor, Tensor]:
+        """(windows, dates, features) to as many, and forecasts (windows, outputs)."""
+        count, _, features = windows.shape
+        slices = windows.reshape(count, -1, self.dates, features)
+        mean = slices.mean(2, keepdim=True)
+        rest = slices - mean
+        deviation = (rest.square().mean(2, keepdim=True) + LEAST_DEVIATION**2).sqrt()
+        told = self.forecast(torch.cat((mean, deviation), 2))
+        return (rest / deviation).flatten(1, 2), told
+
+
+class VariableSelection(nn.Module):
+    """Multiplies the features of each date by weights that follow from them, whose mean is 1."""
+
+    def __init__(self, features: int, hidden: int) -> None:
+        super().__init__()
+        self.weights = nn.Sequential(
+            nn.Linear(features, hidden), nn.ELU(), nn.Linear(hidden, features)
+        )
+
+    def forward(self, windows: Tensor) -> Tensor:
+        """(windows, dates, features) to as many."""
+        weights: Tensor = self.weights(windows).float().softmax(-1)
+        return windows * weights * windows.shape[-1]
+
+
+def _beside(width: int, hidden: int, outputs: int) -> nn.Sequential:
+    """Returns what forecasts by that which the encoder does not see."""
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, outputs)
+    )
 
 
 class GraphLayer(nn.Module):
@@ -118,12 +167,13 @@ class PanelModel(nn.Module):
         self.strongest: StrongestFrequencies | None = None
         if recipe.top_frequencies:
             self.strongest = StrongestFrequencies(window, recipe.top_frequencies)
-            self.frequencies = nn.Sequential(
-                nn.Flatten(),
-                nn.Linear(window * features, hidden),
-                nn.ReLU(),
-                nn.Linear(hidden, outputs),
-            )
+            self.frequencies = _beside(window * features, hidden, outputs)
+        self.slices: SliceNormalization | None = None
+        if recipe.slice_dates:
+            self.slices = SliceNormalization(recipe.slice_dates, window, features, hidden, outputs)
+        self.selection: VariableSelection | None = None
+        if recipe.variable_selection:
+            self.selection = VariableSelection(features, hidden)
         self.highway: nn.Linear | None = None
         self.highway_dates = recipe.highway
         if recipe.highway:
@@ -146,8 +196,9 @@ class PanelModel(nn.Module):
         if self.date_means:
             values = with_date_means(values, present)
         each = values.transpose(1, 2).reshape(batch * entities, window, -1)
-        main = None if self.strongest is None else self.strongest(each)
-        rest = each if main is None else each - main
+        rest, beside = self._taken_out(each)
+        if self.selection is not None:
+            rest = self.selection(rest)
         states = encoded(self.encoder, in_patches(rest, self.patch))[:, -1]
         states = states.reshape(batch, entities, -1)
         if looks_at is not None:
@@ -159,14 +210,27 @@ class PanelModel(nn.Module):
             for layer in self.layers:
                 states = layer(states, looks_at, correlation)
         found = self.head(self.dropout(states))
-        if main is not None:
-            found = found + self.frequencies(main).view(batch, entities, -1)
-        if self.highway is not None:
-            past = each[:, -self.highway_dates :].flatten(1)
-            found = found + self.highway(past).view(batch, entities, -1)
+        for one in beside:
+            found = found + one.view(batch, entities, -1)
         if self.levels is not None:
             found = in_order(found.view(batch, entities, -1, len(self.levels)))
         return torch.addcmul(self.target_mean, found.to(self.target_mean.dtype), self.target_std)
+
+    def _taken_out(self, each: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Returns what the encoder sees of (windows, dates, features), and the forecasts, (windows,
+        outputs), of what it does not see and of the highway.
+        """
+        beside, rest = [], each
+        if self.strongest is not None:
+            main = self.strongest(each)
+            rest = each - main
+            beside.append(self.frequencies(main))
+        if self.slices is not None:
+            rest, told = self.slices(rest)
+            beside.append(told)
+        if self.highway is not None:
+            beside.append(self.highway(each[:, -self.highway_dates :].flatten(1)))
+        return rest, beside
 
 
 def present_values(panel: Tensor, present: Tensor, moments: Moments) -> Tensor:
