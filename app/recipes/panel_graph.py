@@ -58,9 +58,9 @@ class PanelGraph(EncodingRecipe):
     """Of each target, how many dates ahead it reaches, ascending; default [5]."""
     graph: Graph | None = Graph()
     """Who looks at whom; null: each entity by itself."""
-    top_frequencies: Annotated[int, Field(ge=0, le=2_048)] = 2
-    """Strongest frequencies of each window, which are taken out of what the encoder sees and
-    forecast beside it (frequency adaptive normalization); default 2, 0: none."""
+    top_frequencies: Annotated[int, Field(ge=0, le=2_048)] = 0
+    """Strongest frequencies of each window, which are taken out of what the encoder and the graph
+    see and are forecast beside it (frequency adaptive normalization); default 0: none."""
     date_means: bool = True
     """Give each entity the means of all features over the entities of each date too; default
     true."""

@@ -28,6 +28,7 @@ SPEC: dict[str, Any] = {
     "recipe": {
         "kind": "panel-graph", "encoder": "gru", "hidden_size": 8, "patch": 3, "dropout": 0.1,
         "horizons": [1, 3], "graph": GRAPH, "date_means": True, "highway": 6,
+        "top_frequencies": 2,
     },
     "data": {"inputs": ["features", "present", "date"], "targets": ["targets", "known"]},
     "evaluation": {"metrics": ["mae", "rmse", "rank_correlation", "mae_1", "mae_3"]},
