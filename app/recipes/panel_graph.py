@@ -57,7 +57,7 @@ class PanelGraph(EncodingRecipe):
     )
     """Of each target, how many dates ahead it reaches, ascending; default [5]."""
     graph: Graph | None = Graph()
-    """Who looks at whom; null: each entity by itself."""
+    """Who looks at whom; null: no attention between entities."""
     top_frequencies: Annotated[int, Field(ge=0, le=2_048)] = 0
     """Strongest frequencies of each window, which are taken out of what the encoder and the graph
     see and are forecast beside it (frequency adaptive normalization); default 0: none."""
@@ -90,7 +90,7 @@ class PanelGraph(EncodingRecipe):
         *("horizons", "graph/layers", "graph/edges", "date_means", "highway", "quantiles"),
         *("variable_selection", "slice_dates"),
     )
-    earlier: ClassVar = {"date_means": False, "highway": 0}
+    earlier: ClassVar = {"date_means": False, "highway": 0, "top_frequencies": 2}
 
     @property
     def levels(self) -> tuple[float, ...]:

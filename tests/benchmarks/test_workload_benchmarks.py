@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from benchmarks.confidence import FEWEST
-from benchmarks.workloads import board, molecules, panel, timeframes
+from benchmarks.steps import spec_of
+from benchmarks.workloads import board, molecules, panel, panel_made, panel_parts, timeframes
 from tests.trainer.recipes.molecules import write
+from worker.trainer.data.source import Field
 from worker.trainer.recipes.panel_graph import PanelGraphTask
 from worker.trainer.tools import sample_board
 from worker.trainer.tools.panel.sample_panel import MadeSize, make
@@ -108,3 +110,27 @@ def test_every_arm_of_panels_looks_at_as_many_and_is_trained(
         resident, streamed = panel._efficiency(path, 1, held)
     assert (resident.name, resident.bound) == ("panel: Stoker, resident over in memory", 0.95)
     assert streamed.value > 0
+
+
+@pytest.mark.parametrize("kind", panel_made.MADE)
+def test_every_part_of_panels_can_be_trained_on_each_made_panel(tmp_path: Path, kind: str) -> None:
+    """And an arm changes the example, but for the one of that name."""
+    path = tmp_path / "panel.h5"
+    panel_made.write(path, kind)
+    entities = panel_made.entities_of(path)
+    with h5py.File(path) as file:
+        windows = {"features": file["features/series"], "present": file["present/series"]}
+        fields = {
+            name: Field((panel_made.WINDOW, *one.shape[1:]), one.dtype)
+            for name, one in windows.items()
+        }
+        fields |= {
+            name: Field(file[name].shape[1:], file[name].dtype)
+            for name in ("date", "targets", "known")
+        }
+    specs = []
+    for arm in panel_parts.ARMS:
+        spec = spec_of(panel_parts.spec_for(kind, arm, 0, entities))
+        PanelGraphTask.for_run(spec, fields)
+        specs.append(spec.model_dump_json())
+    assert len(set(specs)) == len(specs)
