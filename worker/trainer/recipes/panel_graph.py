@@ -37,6 +37,7 @@ from worker.trainer.recipes.graphs import (
 from worker.trainer.recipes.panel_model import (
     GraphLayer,
     PanelModel,
+    date_means,
     present_values,
     with_date_means,
 )
@@ -44,7 +45,7 @@ from worker.trainer.recipes.panel_reading import FeatureSeries, PanelReader
 from worker.trainer.recipes.quantiles import Banded, covered, error_quantiles, pinball
 
 # Cells that the regression on whole windows is fitted on, so that it takes under a second.
-MOST_FITTED_ROWS = 20_000
+MOST_FITTED_ROWS = 10_000
 # Forecasts of a date that vary less, in standardized units, are taken for equal by the rank loss.
 LEAST_VARIANCE = 1e-4
 
@@ -158,16 +159,18 @@ class PanelGraphTask(Task):
         mean = measured.sum((0, 1)) / known.sum((0, 1)).clamp(min=1)
         found: dict[str, Predictor] = {"training mean": Constant(mean.expand(panel.shape[2], -1))}
         moments = model.get_buffer("input_mean"), model.get_buffer("input_std")
-        values = present_values(panel, present.bool(), moments)
         dates, entities = known.all(-1).nonzero(as_tuple=True)
-        if len(dates) <= values.shape[-1]:
+        if len(dates) <= panel.shape[-1]:
             return found
-        last = ridge(values[dates, -1, entities][:, None], measured[dates, entities])
+        values = present_values(panel[:, -1:], present[:, -1:].bool(), moments)
+        last = ridge(values[dates, 0, entities][:, None], measured[dates, entities])
         found["least squares on the last step"] = LinearInFeatures(last, moments)
         every = -(-len(dates) // MOST_FITTED_ROWS)
-        some = dates[::every], entities[::every]
-        both = with_date_means(values, present.bool())
-        past = ridge(both.transpose(1, 2)[some], measured[some])
+        some = slice(None, None, every)
+        there = present[some].bool()
+        both = with_date_means(present_values(panel[some], there, moments), there)
+        dates, entities = known[some].all(-1).nonzero(as_tuple=True)
+        past = ridge(both.transpose(1, 2)[dates, entities], measured[some][dates, entities])
         steps = f"{past.steps} steps" if past.steps > 1 else "step"
         found[f"least squares on the last {steps} and date means"] = LinearInFeatures(past, moments)
         return found
@@ -326,12 +329,15 @@ class LinearInFeatures(nn.Module):
 
     def forward(self, panel: Tensor, present: Tensor, *_: Tensor) -> Tensor:
         """(batch, steps, entities, features) to (batch, entities, horizons)."""
-        steps, features = self.weights.shape[:2]
+        steps, features = len(self.weights), panel.shape[-1]
         panel, present = panel[:, -steps:], present[:, -steps:]
-        values = present_values(panel, present, (self.mean, self.std))
-        if features > panel.shape[-1]:
-            values = with_date_means(values, present)
-        return torch.einsum("bsef,sfh->beh", values.double(), self.weights) + self.intercept
+        values = present_values(panel, present, (self.mean, self.std)).double()
+        own, of_means = self.weights[:, :features], self.weights[:, features:]
+        forecast = torch.einsum("bsef,sfh->beh", values, own) + self.intercept
+        if of_means.shape[1]:
+            means = date_means(values, present)[:, :, 0]
+            forecast = forecast + torch.einsum("bsf,sfh->bh", means, of_means)[:, None]
+        return forecast
 
 
 def rank_agreement(forecast: Tensor, measured: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:

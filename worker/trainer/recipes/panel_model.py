@@ -241,13 +241,19 @@ def present_values(panel: Tensor, present: Tensor, moments: Moments) -> Tensor:
     return values.masked_fill_(~present[..., None], 0.0)
 
 
-def with_date_means(values: Tensor, present: Tensor) -> Tensor:
-    """Returns `values` (batch, dates, entities, features) with twice as many features: each has its
-    mean over the entities that are present at the date next to it, 0 if none is.
+def date_means(values: Tensor, present: Tensor) -> Tensor:
+    """Returns the mean of each feature over the entities that are present at a date, 0 if none is:
+    (batch, dates, 1, features). `values`: those of `present_values`.
     """
     count = present.sum(2, keepdim=True).clamp(min=1)[..., None]
-    means = values.sum(2, keepdim=True) / count
-    return torch.cat((values, means.expand_as(values)), -1)
+    return values.sum(2, keepdim=True) / count
+
+
+def with_date_means(values: Tensor, present: Tensor) -> Tensor:
+    """Returns `values` (batch, dates, entities, features) with their date means behind them, which
+    are twice as many features.
+    """
+    return torch.cat((values, date_means(values, present).expand_as(values)), -1)
 
 
 def _who_is_there(looks_at: Tensor, present: Tensor) -> Tensor:
