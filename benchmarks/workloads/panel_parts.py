@@ -60,7 +60,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "slices of 6": {"recipe": {"slice_dates": 6}},
     "variable selection": {"recipe": {"variable_selection": True}},
     "rank loss, 0.3": {"recipe": {"rank_loss": True}, "loss_weights": {"rank": 0.3}},
-    "huber loss": {"recipe": {"loss": "huber"}},
+    "mae loss": {"recipe": {"loss": "mae"}},
     "quantiles": {"recipe": {"loss": "quantile"}},
 }
 
