@@ -32,11 +32,12 @@ from numpy.typing import NDArray
 
 from app.container import usable_cores
 from app.planning.ladder import NO_RUNG
+from app.spec.run import RunSpec
 from benchmarks.figures import environment
 from benchmarks.heap import OF_TRAINERS
 from benchmarks.loading import files as windows
 from benchmarks.loading.arms import settle
-from benchmarks.steps import spec_of, unstopped
+from benchmarks.steps import unstopped
 from benchmarks.training.gpu import SYNCHRONIZED
 from worker.launch.local import OWNERS_MEMORY
 from worker.trainer.build import build_step
@@ -97,6 +98,14 @@ class Bench:
 def weather(path: Path, bench: Bench) -> None:
     """Windows as the weather sample has them."""
     windows.write(path.parent, "contiguous", bench.samples(4_096), 16).path.rename(path)
+    with h5py.File(path, "a") as file:
+        name_features(file, 16)
+
+
+def name_features(file: h5py.File, count: int) -> None:
+    """The first feature is the target's past, so that forecasts start from it."""
+    names = [f"feature {number}" for number in range(count)]
+    file.attrs.update({"feature_names": names, "target_name": names[0]})
 
 
 def bars(path: Path, bench: Bench) -> None:
@@ -107,6 +116,7 @@ def bars(path: Path, bench: Bench) -> None:
         for name, length in steps.items():
             file[name] = draw.normal(size=(samples, length, 8)).astype(np.float32)
         file["targets"] = draw.normal(size=(samples, 36)).astype(np.float32)
+        name_features(file, 8)
 
 
 def board(path: Path, bench: Bench) -> None:
@@ -179,7 +189,8 @@ class Opened:
         folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="stoker-bench-")))
         path = folder / f"{workload.dataset}.h5"
         workload.write(path, bench)
-        self.spec = spec_of({**_request(workload.example), **change})
+        request = {**_request(workload.example), **change}
+        self.spec = RunSpec.model_validate_json(json.dumps(request))
         self.device = open_device("cuda:0" if bench.device == "cuda" else "cpu")
         configure_torch(self.spec.runtime, PRECISION, usable_cores())
         self.preparing: Preparing = held.enter_context(unstopped())

@@ -27,7 +27,13 @@ FIELDS: Mapping[str, Field] = {
 
 
 def spec_of(request: Mapping[str, Any]) -> RunSpec:
-    return RunSpec.model_validate_json(json.dumps(request))
+    """Returns the spec of a request whose dataset does not name the features of its windows, so
+    that no forecast starts from the target's past.
+    """
+    recipe = request["recipe"]
+    if recipe["kind"] == "sequence":
+        recipe = {"residual": "none", "highway": 0, **recipe}
+    return RunSpec.model_validate_json(json.dumps({**request, "recipe": recipe}))
 
 
 def step_of(

@@ -26,6 +26,7 @@ from app.planning.profile import Measured, Point, Profile, ProfileKey, points_of
 from app.spec.layers import Document, overlay
 from app.spec.run import RunSpec
 from app.store.telemetry.measured_memory import compared
+from benchmarks import steps
 from worker.agent.beat_report import BeatReport
 from worker.agent.measured import taken_by
 from worker.launch.local import memory_settings
@@ -284,7 +285,7 @@ def planned(case: MemoryCase, path: Path, profiles: Profiles | None = None) -> d
 
 
 def spec_of(case: MemoryCase) -> RunSpec:
-    return RunSpec.model_validate_json(json.dumps(case.spec()))
+    return steps.spec_of(case.spec())
 
 
 def facts_of(case: MemoryCase, path: Path) -> Facts:
