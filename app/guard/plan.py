@@ -25,7 +25,7 @@ from app.planning.requirements import NOTHING_KNOWN, Requirements
 from app.spec.data import ChronologicalSplit, ChunkedLoader, Data
 from app.spec.issue import MORE, Issue
 from app.spec.layers import Document, leaves
-from app.spec.recipe import Array, Recipe, Roles
+from app.spec.recipe import Array, Recipe, Roles, value_at
 from app.spec.run import RunSpec
 
 # A fix that may not bring another issue takes that one's fix along, and so on so many times.
@@ -301,12 +301,13 @@ def _shape_of_source(case: Case, provenance: Document) -> Document:
     if source.recipe != recipe.kind or source.shape is None:
         return {}
     there = {**recipe.earlier, **source.shape.get("recipe", {})}
+    here = recipe.model_dump(mode="json")
     return {
         f"/recipe/{name}": there[name]
         for name in recipe.earlier
         if name in recipe.shape_fields
         and _is_default(f"/recipe/{name}", provenance)
-        and there[name] != getattr(recipe, name)
+        and there[name] != value_at(here, name)
     }
 
 

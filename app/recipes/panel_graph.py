@@ -90,7 +90,12 @@ class PanelGraph(EncodingRecipe):
         *("horizons", "graph/layers", "graph/edges", "date_means", "highway", "quantiles"),
         *("variable_selection", "slice_dates"),
     )
-    earlier: ClassVar = {"date_means": False, "highway": 0, "top_frequencies": 2}
+    earlier: ClassVar = {
+        "date_means": False,
+        "highway": 0,
+        "top_frequencies": 2,
+        "graph/edges": "equal",
+    }
 
     @property
     def levels(self) -> tuple[float, ...]:

@@ -28,6 +28,7 @@ from tests.trainer.recipes.panels import (
     task_for,
     with_recipe,
 )
+from worker.trainer.checkpoints import matching
 from worker.trainer.data.source import arrays_of
 from worker.trainer.errors import SpecMismatch
 from worker.trainer.recipes.base import Batch, grouped_parameters
@@ -242,6 +243,22 @@ def test_edges_of_correlations_reach_the_model(rebuild_every: Any) -> None:
     other[:, -2, 2] += 1.0
     moved = (model(other, present, looks_at) != before).any(-1).any(0)
     assert moved.nonzero().flatten().tolist() == [2]
+
+
+def test_a_manifest_of_an_earlier_panel_is_of_the_same_model() -> None:
+    """It names neither edges nor anything else that came later, also within the graph's block."""
+    task = task_for(with_recipe(date_means=False, highway=0))
+    parameters = json.loads(json.dumps(task.parameters_json()))
+    for name in ("date_means", "highway", "quantiles", "variable_selection", "slice_dates"):
+        del parameters[name]
+    del parameters["graph"]["edges"]
+    assert list(matching.of_the_recipe(task, {"recipe": parameters})) == []
+    parameters["graph"]["layers"] = 2
+    (difference,) = matching.of_the_recipe(task, {"recipe": parameters})
+    assert difference == "graph/layers is 2 there and 1 in this run"
+    parameters["graph"]["layers"] = 1
+    (difference,) = matching.of_the_recipe(task_for(with_recipe(highway=0)), {"recipe": parameters})
+    assert difference == "date_means is False there and True in this run"
 
 
 def test_a_graph_knows_nothing_of_what_comes() -> None:

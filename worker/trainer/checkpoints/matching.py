@@ -46,11 +46,18 @@ def of_the_recipe(task: Task, manifest: Mapping[str, Any]) -> Iterator[str]:
     if there:
         there = {**task.recipe.earlier, **there}
     for name in dict.fromkeys(("kind", *task.recipe.shape_fields, *task.shape_parameters)):
-        if name.split("/")[0] not in there:
+        if not _is_named(there, name):
             continue  # an earlier version had no word for it
         was, now = value_at(there, name), value_at(here, name)
         if was != now:
             yield f"{name} is {was} there and {now} in this run"
+
+
+def _is_named(parameters: Mapping[str, Any], name: str) -> bool:
+    """True for a field, or `block/field`, that is there. Null for a block names all of it."""
+    block, _, field = name.partition("/")
+    inner = parameters.get(block)
+    return block in parameters and (not field or not isinstance(inner, Mapping) or field in inner)
 
 
 def of_the_weights(model: nn.Module, there: Mapping[str, Tensor]) -> Iterator[str]:
