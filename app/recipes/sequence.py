@@ -10,7 +10,7 @@ from app.recipes.encoders import GATES, EncodingRecipe, fitting_patches
 from app.recipes.quantiles import levels_of, quantile_problems
 from app.spec.base import FieldName
 from app.spec.data import Data
-from app.spec.recipe import BACKBONE, Array, Mode, Problem, Roles, past_of_target
+from app.spec.recipe import BACKBONE, Array, Format, Mode, Problem, Roles, past_of_target
 
 # Labels that number the classes from 0.
 LABELS = ("bool", "int", "uint")
@@ -111,6 +111,17 @@ class Sequence(EncodingRecipe):
     @property
     def parameter_groups(self) -> tuple[str, ...]:
         return (BACKBONE, "head")
+
+    def computes_in(self, precision: str, device_kind: str) -> dict[str, Format]:
+        """As other encoding recipes; the highway is never computed in half precision."""
+        formats = super().computes_in(precision, device_kind)
+        if not self.highway:
+            return formats
+        full: Format = "tf32" if device_kind == "cuda" else "fp32"
+        return {
+            **formats,
+            "highway": full if formats["head"] in ("bf16", "fp16") else formats["head"],
+        }
 
     def uses_attention(self, data: Data) -> bool:
         return self.encoder == "transformer" or len(data.inputs) > 1

@@ -88,7 +88,7 @@ class Farm:
         notes = json.dumps(script)
         request = {
             "notes": notes,
-            "recipe": {"kind": "sequence"},
+            "recipe": {"kind": "sequence", "residual": "none", "highway": 0},
             "data": {"dataset": "waves", "inputs": ["features"], "targets": ["targets"]},
             "policy": policy or {},
             "checkpoint": checkpoint or {},

@@ -157,8 +157,8 @@ def _samples(
     """Returns the samples that the recipe fits its model on; None if it fits none, or if a
     checkpoint brings the model.
     """
-    fits = type(task).fit is not Task.fit and not (start and start.is_full)
-    return training_samples(data, tables) if fits else None
+    is_wanted = task.is_fitted and not (start and start.is_full)
+    return training_samples(data, tables) if is_wanted else None
 
 
 def _first_weights(step: TrainingStep, start: Start | None) -> InitialWeights | None:

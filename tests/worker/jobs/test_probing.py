@@ -21,8 +21,8 @@ def start_with_gpu(farm):
 
 def order(farm, device="cpu", name="cpu", **training):
     """Have a step measured; the job's id."""
-    request = {"recipe": {"kind": "sequence", "patch": 4}, "data": {"dataset": "waves"},
-               "training": training}  # fmt: skip
+    recipe = {"kind": "sequence", "patch": 4, "residual": "none", "highway": 0}
+    request = {"recipe": recipe, "data": {"dataset": "waves"}, "training": training}
     spec = RunSpec.model_validate_json(json.dumps(request)).model_dump(mode="json")
     (worker,) = farm.store.workers.list(alive_only=True)
     payload = {"spec": spec, "fields": FIELDS, "device": device, "name": name, "batch_size": 8,

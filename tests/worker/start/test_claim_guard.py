@@ -1,6 +1,7 @@
 """The guard at claim: what cannot train here goes elsewhere, waits, or fails with the reason."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,8 @@ from worker.start.claim_guard import ClaimPlace, facts_of, guard_claim, new_find
 from worker.start.preparation import NotFit, NotHere
 from worker.telemetry.gpus import GpuSample
 
-SPEC = {"recipe": {"kind": "sequence"}, "data": {"dataset": "waves"}}
+PLAIN: dict[str, Any] = {"kind": "sequence", "residual": "none", "highway": 0}
+SPEC: dict[str, Any] = {"recipe": PLAIN, "data": {"dataset": "waves"}}
 LOADER = {"kind": "chunked", "residency": "stream", "chunk_size": "4KiB"}
 SLOW = {**SPEC, "data": {**SPEC["data"], "loader": LOADER}}
 CPU = ClaimPlace(None, 1)
@@ -101,7 +103,7 @@ def test_what_a_gpu_could_train_goes_back_to_wait_for_one(settings):
 # More than any host has, whatever the run does with it.
 HUGE = {
     **SPEC,
-    "recipe": {"kind": "sequence", "hidden_size": 4096, "patch": 1},
+    "recipe": {**PLAIN, "hidden_size": 4096, "patch": 1},
     "training": {"batch_size": 1_000_000},
 }
 MANY = replace(READY, samples=2_000_000)
@@ -109,7 +111,7 @@ MANY = replace(READY, samples=2_000_000)
 
 TIGHT = {
     **SPEC,
-    "recipe": {"kind": "sequence", "hidden_size": 1024, "patch": 1},
+    "recipe": {**PLAIN, "hidden_size": 1024, "patch": 1},
     "training": {"batch_size": 1024},
 }
 

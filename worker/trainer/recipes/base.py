@@ -267,6 +267,11 @@ class Task(ABC):
     def standardized(self) -> tuple[str, ...]:
         """The fields whose statistics `build_model` wants."""
 
+    @property
+    def is_fitted(self) -> bool:
+        """True if `fit` does something, so that samples are read for it."""
+        return type(self).fit is not Task.fit
+
     def fit(self, model: nn.Module, samples: TrainingSamples) -> None:  # noqa: B027
         """Sets the parameters and buffers of the new `model` that have a closed form, such as those
         of a linear map. Runs on the CPU before the first step, so it should take a second at most.

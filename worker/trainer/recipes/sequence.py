@@ -86,11 +86,15 @@ class SequenceTask(Task):
             *((self.target_name,) if wanted.targets is True else ()),
         )
 
+    @property
+    def is_fitted(self) -> bool:
+        return self.recipe.residual == "last"
+
     def fit(self, model: nn.Module, samples: TrainingSamples) -> None:
         """Scales the forecast by the target's distance from its last value, and starts the highway
         at a ridge.
         """
-        if self.recipe.residual == "none" or not isinstance(model, Forecaster):
+        if not isinstance(model, Forecaster):
             return  # A task derived from this one may build a model of its own.
         targets = samples.batch.arrays[self.target_name]
         targets = targets.reshape(len(targets), -1)
@@ -99,6 +103,8 @@ class SequenceTask(Task):
             model.fit_scale(windows, targets)
         if model.highway is not None and windows.shape[2] <= MOST_COLUMNS:
             inputs, changes = model.highway_problem(windows, targets)
+            if not (inputs.isfinite().all() and changes.isfinite().all()):
+                return  # The first step says so, with the sample.
             fitted = ridge(inputs, changes)
             model.start_at(fitted.weights, self._intercepts(fitted, inputs, changes))
 

@@ -102,7 +102,7 @@ class Forecaster(nn.Module):
     ) -> None:
         self.carried = nn.ModuleDict()
         self.output_shape = (*target_shape, len(recipe.levels)) if recipe.levels else target_shape
-        self.past = past
+        self.past = past if recipe.uses_past else None
         self.adds_last = recipe.residual == "last"
         self.is_normalized = recipe.normalize == "window"
         self.dropout = nn.Dropout(recipe.dropout)
@@ -191,7 +191,9 @@ class Forecaster(nn.Module):
             level, scale, past = self._level(window)
             if self.highway is not None:
                 recent = self._recent(window, (past - level) / scale)
-                changes = changes + self.highway(recent.flatten(1))
+                # A sum of many steps, which half precision would round to less than a ridge.
+                with torch.autocast(window.device.type, enabled=False):
+                    changes = changes.float() + self.highway(recent.flatten(1))
         changes = changes.to(self.target_mean.dtype)
         forecast = torch.addcmul(level, changes, scale).view(len(last), *self.output_shape)
         return forecast if self.levels is None else in_order(forecast)
