@@ -123,7 +123,7 @@ def test_what_the_page_on_training_shows_can_be_asked_for():
     """Of the recipe with a backbone; each block is a part of a spec."""
     text = (ROOT / "docs" / "guide" / "training.md").read_text("utf-8")
     shown = blocks("yaml", text)
-    assert len(shown) == 9
+    assert len(shown) == 10
     base = {
         "recipe": {"kind": "board", "stage": "play", "planes": 18},
         "data": {"dataset": "games"},

@@ -337,8 +337,8 @@ class Sequence(EncodingRecipe):
                     if self.classifies
                     else "It starts from the target's last values. Files of `stoker data convert` "
                     "say where these are; in others, name the features of the windows in the "
-                    "attribute feature_names and the target in target_name. Ragged windows do not "
-                    "count."
+                    "attribute feature_names and the target in target_name, and register the file "
+                    "again. Ragged windows do not count."
                 )
                 lacks = (
                     "recipe.task is classification"

@@ -60,6 +60,15 @@ def test_parquet_has_classes_too(cli, home, tmp_path):
     assert "2 classes: 0 false, 1 true" in made.out, made.err
 
 
+def test_nan_in_a_parquet_file_is_no_class(cli, home, tmp_path):
+    columns = {"a": [0.5, 1.5, 2.5, 3.5], "kind": [1.0, float("nan"), 0.0, 1.0]}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "flowers.parquet")
+    given = ("--rows", "--target", "kind", "--classes", "--on-bad", "skip")
+    made = cli("data", "convert", str(tmp_path / "flowers.parquet"), *given)
+    assert "2 classes: 0 0, 1 1" in made.out, made.err
+    assert "no class 1." in made.out
+
+
 def test_a_window_has_the_class_of_a_row_behind_it(cli, home, tmp_path):
     given = ("--window", "4", "--horizon", "2", "--target", "species", "--classes")
     made = cli("data", "convert", table(tmp_path, FLOWERS), *given, "--no-time")

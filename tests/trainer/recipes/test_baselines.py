@@ -17,7 +17,7 @@ from tests.trainer.lab import Lab, StopAtPoll, merged
 from tests.trainer.recipes import molecules, panels
 from tests.trainer.recipes.test_board import LEGAL, MOVES, PLAY, positions
 from worker.trainer.data import dataset
-from worker.trainer.recipes.fitting import STRENGTHS, log_shares, ridge
+from worker.trainer.recipes.fitting import STRENGTHS, is_quick, log_shares, ridge
 from worker.trainer.recipes.sequence import SequenceTask, _a_season_ago
 from worker.trainer.report import baselines
 from worker.trainer.report.baselines import best_of, no_better
@@ -231,6 +231,14 @@ def test_few_samples_are_read_where_they_are_huge(lab: Lab, monkeypatch) -> None
     (targets,) = arrays_of(lab, "targets")
     expected = np.abs(targets[VALIDATION] - targets[:4].mean(0)).mean()
     assert result["naive"]["val_mae"] == pytest.approx(expected)
+
+
+def test_a_ridge_that_would_take_long_is_left_out() -> None:
+    few, wide = torch.zeros(2, 5, 768), torch.zeros(2, 5, 769)
+    assert is_quick(few, 36)
+    assert not is_quick(wide, 36)
+    assert not is_quick(torch.zeros(100_000, 4), 100), "80 MB of forecasts"
+    assert not is_quick(few, 769)
 
 
 def test_panels_are_compared_with_least_squares_on_their_own_features(lab: Lab) -> None:

@@ -18,7 +18,7 @@ from worker.trainer.data.source import Field, arrays_of
 from worker.trainer.errors import SpecMismatch, TrainerError
 from worker.trainer.recipes.base import TrainingSamples
 from worker.trainer.recipes.sequence import SequenceTask
-from worker.trainer.recipes.sequence_model import Forecaster
+from worker.trainer.recipes.sequence_model import Forecaster, normalized
 from worker.trainer.tools.inspect import inspect
 
 SHAPE, HORIZON, TARGET = (12, 3), 4, 1
@@ -110,6 +110,12 @@ def test_a_window_that_never_changes_is_forecast_to_stay(windows: Tensor) -> Non
     model = model_of(task_of({"normalize": "window"}))
     forecast = model(torch.full_like(windows, 17.0))
     assert torch.allclose(forecast, torch.full_like(forecast, 17.0), atol=0.1)
+
+
+@pytest.mark.parametrize("shape", [(3,), (1, 3)])
+def test_a_row_of_features_has_no_level_to_remove(shape: tuple[int, ...]) -> None:
+    rows = torch.arange(6.0).view(2, *shape)
+    assert torch.equal(normalized(rows), rows)
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,16 @@ def test_a_first_day_that_is_not_whole_is_no_trading_day() -> None:
     assert (len(alone.bars.times), alone.bars.values.shape) == (0, (0, 5))
 
 
+def test_the_first_day_of_a_market_that_opens_late_is_a_trading_day() -> None:
+    """Its first row is not at midnight, and the day is whole all the same."""
+    table = market(8)
+    opened = table[(table.index.hour >= 9) & (table.index.date > table.index[0].date())]
+    before = table.iloc[1:2]  # so that the day which follows is known to be whole
+    (frame,) = timeframes_of("M1:1,T1:1")[1:]
+    made = combined(bars_of(pd.concat([before, opened])), frame, list(HOW.values()))
+    assert made.bars.times[0] == pd.Timestamp(opened.index[0].date(), tz="UTC").timestamp()
+
+
 @pytest.mark.parametrize("label", ["W1", "MN1"])
 def test_weeks_and_months_of_the_sample_are_those_of_pandas(tmp_path: Path, label: str) -> None:
     """Of the hours that examples/timeframes.yaml trains on."""

@@ -13,6 +13,8 @@ from worker.trainer.recipes.base import PastOfTarget, TrainingSamples
 # Strengths of the penalty that are tried, for inputs of deviation 1 and a mean over the samples.
 STRENGTHS = (1e-6, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 FOLDS = 4
+# Numbers that a regression forecasts on all samples together: 64 MiB in float64.
+MOST_OUTPUTS = 2**23
 # Columns of a regression, and multiplications for its normal equations: a second or less.
 MOST_COLUMNS, MOST_PRODUCTS = 768, 2e10
 
@@ -23,6 +25,17 @@ def training_samples(data: DataSet, tables: Mapping[str, Tensor]) -> TrainingSam
     past = data.past_of_target()
     batch = Batch(arrays, size, tables)
     return TrainingSamples(batch, None if past is None else PastOfTarget(*past))
+
+
+def is_quick(inputs: Tensor, outputs: int) -> bool:
+    """True if `ridge` of these inputs, with features on the last axis, takes seconds and little
+    memory.
+    """
+    return (
+        inputs.shape[-1] <= MOST_COLUMNS
+        and outputs <= MOST_COLUMNS
+        and len(inputs) * outputs <= MOST_OUTPUTS
+    )
 
 
 class Ridge(NamedTuple):

@@ -328,17 +328,19 @@ class MoleculeTask(Task):
         if self.recipe.task == "classification":
             return self._class_baselines(labels, counts)
         numbers = labels.double()
-        return {
-            "training mean": OfMolecules(numbers.nanmean(0).nan_to_num()),
-            "ridge on atom counts": OfMolecules(*ridges_of(counts, numbers)),
+        baselines: dict[str, Predictor] = {
+            "training mean": OfMolecules(numbers.nanmean(0).nan_to_num())
         }
+        if labels.shape[1] <= MOST_SCORED_TARGETS:
+            baselines["ridge on atom counts"] = OfMolecules(*ridges_of(counts, numbers))
+        return baselines
 
     def _class_baselines(self, labels: Tensor, counts: Tensor) -> dict[str, Predictor]:
         classes = self.recipe.classes
         each = [one[~one.isnan()].long().bincount(minlength=classes) for one in labels.T]
         usual = torch.stack([log_shares(one) for one in each])
         baselines: dict[str, Predictor] = {"most common class": OfMolecules(usual.flatten())}
-        if classes == 2:
+        if classes == 2 and labels.shape[1] <= MOST_SCORED_TARGETS:
             chances = OfMolecules(*ridges_of(counts, labels.double()))
             baselines["ridge on atom counts"] = OfChances(chances)
         return baselines

@@ -26,7 +26,7 @@ from worker.trainer.recipes.base import (
     WeightedLoss,
 )
 from worker.trainer.recipes.encoders import Moments, exact_for
-from worker.trainer.recipes.fitting import Constant, Ridge, ridge
+from worker.trainer.recipes.fitting import MOST_COLUMNS, Constant, Ridge, is_quick, ridge
 from worker.trainer.recipes.graphs import (
     correlations,
     edge_correlations,
@@ -144,10 +144,10 @@ class PanelGraphTask(Task):
         if not known.any():
             return {}
         levels = torch.tensor(self.recipe.levels, dtype=torch.float64)
-        inputs = self._given(samples.batch).values()
+        panel, present, _ = (arrays[name] for name in self.spec.data.inputs)
         measured = arrays[target].double()
         return {
-            name: Banded(point, error_quantiles((measured - point(*inputs))[known], levels))
+            name: Banded(point, error_quantiles((measured - point(panel, present))[known], levels))
             for name, point in points.items()
         }
 
@@ -160,11 +160,13 @@ class PanelGraphTask(Task):
         found: dict[str, Predictor] = {"training mean": Constant(mean.expand(panel.shape[2], -1))}
         moments = model.get_buffer("input_mean"), model.get_buffer("input_std")
         dates, entities = known.all(-1).nonzero(as_tuple=True)
-        if len(dates) <= panel.shape[-1]:
+        if len(dates) <= panel.shape[-1] or not is_quick(panel[:, 0], measured.shape[-1]):
             return found
         values = present_values(panel[:, -1:], present[:, -1:].bool(), moments)
         last = ridge(values[dates, 0, entities][:, None], measured[dates, entities])
         found["least squares on the last step"] = LinearInFeatures(last, moments)
+        if 2 * panel.shape[-1] > MOST_COLUMNS:  # with the date means
+            return found
         every = -(-len(dates) // MOST_FITTED_ROWS)
         some = slice(None, None, every)
         there = present[some].bool()

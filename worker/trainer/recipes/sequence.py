@@ -35,10 +35,10 @@ from worker.trainer.recipes.class_scores import (
 )
 from worker.trainer.recipes.encoders import Moments, exact_for
 from worker.trainer.recipes.fitting import (
-    MOST_COLUMNS,
     Constant,
     Linear,
     Ridge,
+    is_quick,
     log_shares,
     ridge,
     with_steps,
@@ -101,7 +101,7 @@ class SequenceTask(Task):
         windows = samples.batch.arrays[self.spec.data.inputs[model.past_input]]
         if self.target_name in self.standardized:
             model.fit_scale(windows, targets)
-        if model.highway is not None and windows.shape[2] <= MOST_COLUMNS:
+        if model.highway is not None and is_quick(windows, targets.shape[1]):
             inputs, changes = model.highway_problem(windows, targets)
             if not (inputs.isfinite().all() and changes.isfinite().all()):
                 return  # The first step says so, with the sample.
@@ -233,6 +233,8 @@ class SequenceTask(Task):
         flat, shape = targets.reshape(len(targets), -1), targets.shape[1:]
         first = self.spec.data.inputs[0]
         if len(self.fields[first].shape) == 1 and not self.is_fused:
+            if not is_quick(samples.batch.arrays[first], flat.shape[1]):
+                return found
             fitted = ridge(with_steps(samples.batch.arrays[first]), flat)
             return found | {"ridge on all features": LinearForecast(0, fitted, shape)}
         if samples.past is None:
@@ -258,13 +260,13 @@ class SequenceTask(Task):
                 found[f"value a {season} ago"] = linear(weights, zero)
         # Of differences to the last value, since levels that never came before are usual.
         last = past[:, -1:]
-        if steps > 1:
+        if steps > 1 and is_quick(past[..., None], flat.shape[1]):
             own = ridge((past[:, :-1] - last)[..., None], flat - last)
             weights = torch.cat((own.weights[:, 0], 1 - own.weights.sum((0, 1))[None]))
             padded = flat.new_zeros(steps, flat.shape[1])
             padded[-len(weights) :] = weights
             found[f"ridge on the last {len(weights)} values"] = linear(padded, own.intercept)
-        if samples.batch.arrays[name].shape[2] > MOST_COLUMNS:
+        if not is_quick(samples.batch.arrays[name], flat.shape[1]):
             return found
         every = ridge(samples.batch.arrays[name], flat - last)
         added = f"ridge on all features of the last {every.steps} steps"
@@ -387,8 +389,10 @@ class SequenceClassesTask(SequenceTask):
         names = self.spec.data.inputs
         if lengths_of(names[0]) in samples.batch.arrays:
             return found
-        indicators = functional.one_hot(labels, self.classes).double()
         for place, name in enumerate(names):
+            if not is_quick(samples.batch.arrays[name], self.classes):
+                continue
+            indicators = functional.one_hot(labels, self.classes).double()
             fitted = ridge(with_steps(samples.batch.arrays[name]), indicators)
             steps = "" if fitted.steps == 1 else f" of the last {fitted.steps} steps"
             which = "" if len(names) == 1 else f" of {name}"

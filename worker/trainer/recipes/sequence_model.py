@@ -387,7 +387,11 @@ def moments_of_windows(steps: Tensor, small: Tensor | float) -> tuple[Tensor, Te
 
 
 def normalized(steps: Tensor) -> Tensor:
-    """Returns standardized steps with mean 0 and deviation 1 in each window and feature."""
+    """Returns standardized steps with mean 0 and deviation 1 in each window and feature. A row of
+    features, and a window of one step, has no level to remove.
+    """
+    if steps.ndim == 2 or steps.shape[1] == 1:
+        return steps
     mean, std = moments_of_windows(steps, SMALL_VARIANCE)
     return (steps - mean) / std
 

@@ -1,5 +1,6 @@
 """Classes of a table's column: its values as numbers from 0, in their order."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -51,9 +52,10 @@ class Classes:
 def _place(value: str) -> tuple[int, float, str]:
     """Numbers by size, before texts in the order of their letters."""
     try:
-        return 0, float(value), value
+        number = float(value)
     except ValueError:
-        return 1, 0.0, value
+        number = math.nan
+    return (0, number, value) if math.isfinite(number) else (1, 0.0, value)
 
 
 def told(names: list[str]) -> str:

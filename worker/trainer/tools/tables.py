@@ -123,8 +123,10 @@ def _told_of_text(
 
 
 def _texts(column: Any) -> NDArray[np.object_]:
-    """Values of an Arrow column as text, trimmed; None where nothing stands."""
+    """Values of an Arrow column as text, trimmed; None where nothing stands, or NaN."""
     texts = column.cast(arrow().string()).to_pylist()
+    if arrow().types.is_floating(column.type):
+        texts = [None if text == "nan" else text for text in texts]
     trimmed = [(text.strip() or None) if text is not None else None for text in texts]
     return np.array(trimmed, object)
 

@@ -195,7 +195,8 @@ def combined(bars: Bars, frame: Timeframe, how: Sequence[str]) -> Combined:
     columns = [
         _of_buckets(bars.values[:, column], kind, firsts, ends) for column, kind in enumerate(how)
     ]
-    begun_before = int(len(firsts) > 0 and bars.times[0] != opened[0])
+    # A trading day opens after midnight, and _from_midnight has left out a first day in part.
+    begun_before = int(frame.unit != TRADING and len(firsts) > 0 and bars.times[0] != opened[0])
     firsts = firsts[begun_before:]
     values = np.column_stack(columns)[begun_before:]
     return Combined(Bars(opened[firsts], values), closes[firsts])
