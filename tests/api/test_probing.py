@@ -72,6 +72,7 @@ def test_the_plan_stands_on_what_the_worker_measured(api, store, player, tell):
         "dtype": "float32",
         "ragged": False,
         "rows": None,
+        "target_feature": None,
     }
     sizes = job.payload["batch_size"], job.payload["evaluation_batch_size"]
     assert (job.payload["device"], *sizes) == ("cpu", 128, 128)

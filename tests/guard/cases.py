@@ -362,7 +362,7 @@ CASES: dict[str, Example] = {
     "memory.resident_does_not_fit": Example(RESIDENT, RESIDENT, with_mib(825), with_mib(845)),
     "memory.host_over_budget": Example(PINNED, PINNED, measured_host(1), measured_host(2)),
     "memory.checkpoints_fill_disk": Example(
-        {}, {}, with_host(disk_free_bytes=2_000_000), with_host(disk_free_bytes=2_200_000)
+        {}, {}, with_host(disk_free_bytes=2_000_000), with_host(disk_free_bytes=3_600_000)
     ),
     "memory.loader_over_budget": Example(
         by_torch(num_workers=4, prefetch_factor=5),

@@ -59,12 +59,12 @@ def test_the_smallest_request_becomes_a_complete_spec():
 @pytest.mark.parametrize(
     ("precision", "device", "computes_in"),
     [
-        ("auto", CPU, {"lstm": "fp32", "head": "fp32", "weights": "fp32"}),
-        ("bf16-mixed", CPU, {"lstm": "fp32", "head": "bf16", "weights": "fp32"}),
-        ("auto", RTX, {"lstm": "tf32", "head": "bf16", "weights": "fp32"}),
-        ("fp16-mixed", RTX, {"lstm": "fp16", "head": "fp16", "weights": "fp32"}),
-        ("tf32", RTX, {"lstm": "tf32", "head": "tf32", "weights": "fp32"}),
-        ("fp32", RTX, {"lstm": "fp32", "head": "fp32", "weights": "fp32"}),
+        ("auto", CPU, {"lstm": "fp32", "highway": "fp32", "head": "fp32", "weights": "fp32"}),
+        ("bf16-mixed", CPU, {"lstm": "fp32", "highway": "fp32", "head": "bf16", "weights": "fp32"}),
+        ("auto", RTX, {"lstm": "tf32", "highway": "tf32", "head": "bf16", "weights": "fp32"}),
+        ("fp16-mixed", RTX, {"lstm": "fp16", "highway": "tf32", "head": "fp16", "weights": "fp32"}),
+        ("tf32", RTX, {"lstm": "tf32", "highway": "tf32", "head": "tf32", "weights": "fp32"}),
+        ("fp32", RTX, {"lstm": "fp32", "highway": "fp32", "head": "fp32", "weights": "fp32"}),
     ],
 )
 def test_a_plan_says_which_part_computes_in_what(precision, device, computes_in):

@@ -147,7 +147,9 @@ class PanelGraphTask(Task):
         panel, present, _ = (arrays[name] for name in self.spec.data.inputs)
         measured = arrays[target].double()
         return {
-            name: Banded(point, error_quantiles((measured - point(panel, present))[known], levels))
+            name: Banded(
+                point, error_quantiles((measured - point(panel, present.bool()))[known], levels)
+            )
             for name, point in points.items()
         }
 
