@@ -321,3 +321,25 @@ def write_positions(path: Path, made: dict[str, Array]) -> None:
     with h5py.File(path, "w") as file:
         for name, array in made.items():
             file[name] = array
+
+
+@pytest.mark.parametrize(("stage", "metric"), [(LEGAL, "f1"), (PLAY, "policy_loss")])
+def test_a_board_model_beats_every_baseline_of_a_toy_game(
+    lab: Lab, stage: dict[str, Any], metric: str
+) -> None:
+    """A stone may make its own move, and the first legal move is played."""
+    write_positions(lab.data, positions(900))
+    patch = {
+        "training": {"epochs": 8, "batch_size": 32, "gradient_accumulation_steps": 1},
+        "optimizer": {"kind": "adamw", "lr": 0.01},
+        "schedule": {"kind": "onecycle"},
+        "evaluation": {"every_steps": 80, "batch_size": 128},
+        "checkpoint": {"every_seconds": None, "every_steps": 1_000, "monitor": f"val_{metric}"},
+    }
+    result = lab.run(patch=merged(stage, patch)).result
+    for scores, name in ((result["best"], f"val_{metric}"), (result["test"], f"test_{metric}")):
+        best = result["naive"][name]
+        if metric == "f1":
+            assert 1 - scores[name] < 0.6 * (1 - best)
+        else:
+            assert scores[name] < 0.6 * best
