@@ -31,6 +31,8 @@ CONFLICTS = {
     ("learning.parts_ignored", "learning.drop_last_drops"),
     ("learning.few_steps", "learning.drop_last_drops"),
     ("correctness.carried_state", "learning.sorted_blocks"),
+    # The one array that is left need not be what the recipe reads.
+    ("correctness.unknown_array", "correctness.array_shape"),
     # A patch that divides the window is smaller, and there are more of them to be held.
     ("correctness.recipe_does_not_fit", "memory.over_budget"),
     # How large a checkpoint is, is known only of a model that can be built.
