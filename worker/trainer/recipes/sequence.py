@@ -98,7 +98,7 @@ class SequenceTask(Task):
             return  # A task derived from this one may build a model of its own.
         targets = samples.batch.arrays[self.target_name]
         targets = targets.reshape(len(targets), -1)
-        windows = samples.batch.arrays[self.spec.data.inputs[model.past_input]]
+        windows = samples.batch.arrays[self.spec.data.inputs[model.known_past.input]]
         if self.target_name in self.standardized:
             model.fit_scale(windows, targets)
         if model.highway is not None and is_quick(windows, targets.shape[1]):
@@ -147,7 +147,7 @@ class SequenceTask(Task):
 
     @property
     def past(self) -> Past | None:
-        """Where the target's own past is; None if the file does not say so."""
+        """The place of the target's own past; None if the file does not name it."""
         found = past_of_target(self.spec.data, arrays_of(self.fields))
         if found is None:
             return None

@@ -27,14 +27,14 @@ SMALL_VARIANCE = (
 
 
 class Past(NamedTuple):
-    """Where a model finds its target's own past."""
+    """The place of a target's own past among a model's inputs."""
 
     input: int
     """The number of the input, whose windows end where the forecast begins."""
     feature: int
     """Which of the input's features it is."""
     features: int
-    """How many features that input has."""
+    """The number of features of that input."""
 
 
 class CarriedState(nn.Module):
@@ -125,10 +125,10 @@ class Forecaster(nn.Module):
         self.register_buffer("levels", levels, persistent=False)
 
     @property
-    def past_input(self) -> int:
-        """The number of the input that holds the target's own past."""
-        assert self.past is not None  # noqa: S101 - the recipe refuses its options otherwise
-        return self.past.input
+    def known_past(self) -> Past:
+        """The place of the target's own past, for options that read it."""
+        assert self.past is not None  # noqa: S101 - the recipe refuses these options otherwise
+        return self.past
 
     def input_moments(self, number: int) -> Moments:
         """Returns mean and deviation of an input's features."""
@@ -139,8 +139,7 @@ class Forecaster(nn.Module):
         value. `windows`: (samples, steps, features) of the input that holds the past. `targets`:
         (samples, values).
         """
-        assert self.past is not None  # noqa: S101
-        last = windows[:, -1:, self.past.feature].double()
+        last = windows[:, -1:, self.known_past.feature].double()
         scale = (targets.double() - last).square().mean().sqrt()
         self.target_mean.zero_()
         self.target_std.copy_(torch.where(scale > 0, scale, 1.0))
@@ -202,9 +201,8 @@ class Forecaster(nn.Module):
         """Returns what a forecast of zeros gives and the unit of the head, both of no dimension or
         (batch, 1), and the target's own past, (batch, steps).
         """
-        assert self.past is not None  # noqa: S101
         level, scale = self.target_mean, self.target_std
-        past = window[:, :, self.past.feature].to(level.dtype)
+        past = window[:, :, self.known_past.feature].to(level.dtype)
         if self.is_normalized:
             level, scale = moments_of_windows(past, SMALL_VARIANCE * scale.square())
         return (past[:, -1:] if self.adds_last else level), scale, past
@@ -215,8 +213,7 @@ class Forecaster(nn.Module):
         `distances`: (batch, window), of the target's past from its level. They take the place of
         its feature, whose own mean says nothing where levels drift.
         """
-        assert self.past is not None  # noqa: S101
-        steps = standardized(window, *self.input_moments(self.past.input))
+        steps = standardized(window, *self.input_moments(self.known_past.input))
         if self.is_normalized:
             steps = normalized(steps)
         recent = steps[:, -self.highway_steps :]
