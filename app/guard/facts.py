@@ -84,7 +84,7 @@ class PartFacts:
 
 @dataclass(frozen=True)
 class ClassFacts:
-    """Where the samples of one class lie in a file."""
+    """One class of an array: its samples, and the stretches of the file that lack it."""
 
     label: int
     samples: int
@@ -133,11 +133,11 @@ class FieldFacts:
     not_a_part: tuple[int, int] | None = None
     """Of one whole number a sample: (sample, value) of the first that stands for no part."""
     named_classes: int | None = None
-    """How many classes the file names, which the values number from 0; None: it names none."""
+    """The number of classes that the file names, numbered from 0; None if it names none."""
     neighbours: Neighbours | None = None
     """The likeness of rows that lie close together; None: nobody has looked, or no value varies."""
     classes: Sequence[ClassFacts] | None = None
-    """Of one number a sample that takes few whole values; None: of others, or nobody has looked."""
+    """The classes of an array with few whole numbers; None if it has others or is not inspected."""
     not_inspected: Collection[str] = ()
     """The facts above that an earlier version's inspection did not look for."""
 
@@ -196,7 +196,7 @@ class FieldFacts:
 
     @property
     def _num_classes(self) -> int | None:
-        """How many classes the values number from 0; None of others, and where it is not known."""
+        """The number of classes that the values number from 0; None if it is not known."""
         if self.named_classes is not None or not self.classes:
             return self.named_classes
         return 1 + max(one.label for one in self.classes)

@@ -27,7 +27,7 @@ class Molecule(Recipe):
     values: Annotated[int, Field(ge=2, le=65_536)] = 128
     """Each feature of atoms and bonds is a whole number from 0 to below this; default 128."""
     readout: Literal["mean", "sum", "both"] = "both"
-    """How regression and classification describe a molecule by its atoms; default both. A mean
+    """The readout of a molecule's atoms in regression and classification; default both. A mean
     does not know how many atoms there are; a sum can count groups of atoms.
     """
     dropout: OpenFraction = 0.0
@@ -207,9 +207,7 @@ class Molecule(Recipe):
         return None if target is None else math.prod(target.shape)
 
     def shape(self, data: Data, arrays: Mapping[str, Array]) -> dict[str, Any]:
-        """How many features atoms and bonds have, and how many targets there are, by the names of
-        their arrays.
-        """
+        """Returns the features of atoms and bonds, and the number of targets, by array."""
         found = {name: arrays.get(name) for name in _graph_arrays(data)}
         inputs = {name: list(one.shape) for name, one in found.items() if one is not None}
         targets = self.num_targets(data, arrays)

@@ -320,7 +320,7 @@ class PanelGraph(EncodingRecipe):
             )
 
     def shape(self, data: Data, arrays: Mapping[str, Array]) -> dict[str, Any]:
-        """How many features, horizons and levels; how many entities changes no weights."""
+        """Returns features, horizons and levels; the number of entities changes no weights."""
         panel, found = arrays.get(data.inputs[0]), dict[str, Any]()
         if panel is not None and len(panel.shape) == 3:
             window, _, features = panel.shape
@@ -344,9 +344,9 @@ class PanelGraph(EncodingRecipe):
         return -(-dates // self.graph.rebuild_every) * entities**2
 
     def num_parameters(self, data: Data, arrays: Mapping[str, Array]) -> int | None:
-        """Of the encoder, of each layer of the graph (attention, a weight of correlations for each
-        head, hidden layer twice as wide, two norms), of the selection, of what forecasts the
-        strongest frequencies and the slices, of the highway and of the linear head.
+        """Counts the encoder, each layer of the graph (attention, a weight of correlations for each
+        head, hidden layer twice as wide, two norms), the selection, what forecasts the strongest
+        frequencies and the slices, the highway and the linear head.
         """
         panel = arrays[data.inputs[0]]
         if len(panel.shape) != 3:

@@ -37,7 +37,7 @@ class Sequence(EncodingRecipe):
     """Classes of task classification, which targets number from 0; default as many as the labels of
     the dataset have."""
     fusion: Literal["attention", "block"] = "block"
-    """How several inputs become one forecast: attention alone, or a transformer block, which adds
+    """Several inputs become one forecast by attention alone, or by a transformer block, which adds
     dropout and a feed-forward layer. Default block."""
     carry_hidden: bool | Annotated[tuple[FieldName, ...], Field(min_length=1)] = False
     """Begin each window with the end state of the one before, in lanes: of all inputs, or of the
@@ -113,7 +113,7 @@ class Sequence(EncodingRecipe):
         return (BACKBONE, "head")
 
     def computes_in(self, precision: str, device_kind: str) -> dict[str, Format]:
-        """As other encoding recipes; the highway is never computed in half precision."""
+        """Adds the highway, which is never computed in half precision."""
         formats = super().computes_in(precision, device_kind)
         if not self.highway:
             return formats
@@ -364,8 +364,8 @@ class Sequence(EncodingRecipe):
             )
 
     def shape(self, data: Data, arrays: Mapping[str, Array]) -> dict[str, Any]:
-        """How many values a step of each input has, and the shape of each target, with an axis of
-        levels where quantiles are forecast. How many steps a sample has changes no weights but the
+        """Returns the values of a step of each input, and the shape of each target, with an axis of
+        levels where quantiles are forecast. The number of steps changes no weights but the
         positions of a transformer.
         """
         shapes = super().shape(data, arrays)

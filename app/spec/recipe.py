@@ -50,7 +50,7 @@ class Array:
     not name one.
     """
     classes: int | None = None
-    """How many classes the labels of an array number from 0; None of others, or where not known."""
+    """The number of classes that the labels of an array number from 0; None if it is not known."""
     names_classes: bool = False
     """True if the file has a name for each class, so that its numbers are no quantities."""
 

@@ -164,7 +164,7 @@ class Neighbours(Answer):
 
 
 class LabelClass(Answer):
-    """Where the samples of one class lie in a file."""
+    """One class of an array: its samples, and the stretches of the file that lack it."""
 
     label: int
     samples: int
@@ -220,11 +220,11 @@ class DatasetField(Answer):
     not_a_part: NotAPart | None = None
     """Why one whole number a sample cannot split the samples; null: it can, or is no such field."""
     class_names: list[str] | None = None
-    """Of labels whose file names the classes: the names, in the order of their numbers."""
+    """The names of the classes, in the order of their numbers; null if the file names none."""
     neighbours: Neighbours | None = None
     """The likeness of its neighbours; null also where no value varies, and for ragged arrays."""
     classes: list[LabelClass] | None = None
-    """Of one number a sample that takes at most 64 whole values from 0; null: of others, or
+    """The classes of an array with at most 64 whole numbers from 0; null if it has others, or if
     reading all samples took too long.
     """
 

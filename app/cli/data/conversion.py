@@ -303,7 +303,7 @@ def _require_rows_or_windows(asked: Asked, form: tuple[str, ...]) -> None:
 
 
 def _flags(**flags: bool) -> tuple[str, ...]:
-    """Those that are given, as they are passed on."""
+    """Returns the flags that are given, as arguments of the converter."""
     return tuple(f"--{name}" for name, is_given in flags.items() if is_given)
 
 

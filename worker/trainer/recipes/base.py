@@ -386,7 +386,7 @@ class Task(ABC):
 
     @abstractmethod
     def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """What `scores` needs of a batch, as sums over its samples: float64 on the device.
+        """Returns what `scores` needs, as sums over the batch's samples: float64 on the device.
 
         They are added up over all batches of a part, so that each sample weighs the same. A sum is
         a scalar, or a tensor whose shape is the same for every batch, such as the class counts of

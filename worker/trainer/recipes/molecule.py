@@ -374,8 +374,8 @@ class MoleculeTask(Task):
         return {name: one.double().sum(0) for name, one in molecules.items()}
 
     def scores(self, sums: Mapping[str, Any], samples: int) -> dict[str, float]:
-        """Those of the spec, over all targets; and of several targets those of each by its column,
-        such as `mae_0`, where some of its labels are known.
+        """Returns the spec's metrics over all targets. Several targets have their own as well, by
+        column (`mae_0`), if some of their labels are known.
         """
         task = self.recipe.task
         if task == "masked":
@@ -442,7 +442,7 @@ class MoleculeTask(Task):
         return twice
 
     def _masked(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Of each atom: its cross entropy, whether it was hidden, and whether it was told."""
+        """Returns each atom's cross entropy, if it was hidden, and if its element was right."""
         graphs = self._graphs(batch)
         atoms, bonds, edges, *_ = graphs
         hides = self._hidden(graphs, by_chance=model.training)

@@ -57,7 +57,7 @@ class Compilation:
 
 @dataclass(frozen=True)
 class CompilePlan:
-    """What a run will compile for, and what that took a like run before, on this machine."""
+    """The shapes that a run compiles for, and the seconds of a like run on this machine."""
 
     shapes: Mapping[str, int]
     """Shapes of batches, by what is computed of them. Each takes one graph or more: only compiling

@@ -19,7 +19,7 @@ class Classes:
 
     column: str
     numbers: dict[str, int] = field(default_factory=dict)
-    """By value, in the order in which they came."""
+    """The number of each value, in the order of their first rows."""
 
     def add(self, values: Iterable[str]) -> NDArray[np.int64]:
         """Returns the number of each value so far. DataError if there are too many of them."""

@@ -315,7 +315,7 @@ def _labels(values: NDArray[Any]) -> list[int]:
 
 
 class _Occurrences:
-    """Where the samples of one class lie in a file of so many samples."""
+    """Counts the samples of one class, and finds the stretches of the file that lack it."""
 
     def __init__(self, samples: int) -> None:
         self._file_samples = samples

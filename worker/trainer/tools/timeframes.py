@@ -203,7 +203,7 @@ def combined(bars: Bars, frame: Timeframe, how: Sequence[str]) -> Combined:
 
 
 def _from_midnight(bars: Bars) -> Bars:
-    """Without the first day, if the bars begin within it."""
+    """Drops the first day if the bars begin within it."""
     first = bars.times[0]
     begin = int(np.searchsorted(bars.times, -(-first // DAY) * DAY))
     return Bars(bars.times[begin:], bars.values[begin:])
