@@ -9,6 +9,7 @@ import pytest
 import torch
 from sklearn.metrics import mean_pinball_loss
 from torch import Tensor
+from torch.nn import functional
 
 from app.lifecycle import Reason
 from app.spec.recipe import Array
@@ -41,6 +42,7 @@ from worker.trainer.recipes.graphs import (
 )
 from worker.trainer.recipes.panel_graph import rank_agreement, rank_loss
 from worker.trainer.recipes.panel_model import (
+    GatedResidual,
     GraphLayer,
     SliceNormalization,
     StrongestFrequencies,
@@ -351,15 +353,27 @@ def test_slices_are_normalized_by_their_own_mean_and_deviation(dates: int) -> No
     torch.testing.assert_close(forecast, told)
 
 
-def test_selected_features_are_multiplied_by_weights_of_mean_one() -> None:
-    module = VariableSelection(3, 8)
-    windows = torch.randn(4, WINDOW, 3)
-    factors = module(windows) / windows
-    torch.testing.assert_close(factors.mean(-1), torch.ones(4, WINDOW))
-    assert factors.std(-1).min() > 0
-    for parameter in module.weights[-1].parameters():
-        torch.nn.init.zeros_(parameter)
-    torch.testing.assert_close(module(windows), windows)
+def test_a_selection_network_is_that_of_the_temporal_fusion_transformer() -> None:
+    """Compared with a plain loop over dates and features, by the formulas of its paper."""
+    module = VariableSelection(3, 8, 0.0)
+
+    def network(part: GatedResidual, number: int, inputs: Tensor) -> Tensor:
+        hidden = functional.elu(inputs @ part.hidden.weight[number] + part.hidden.bias[number, 0])
+        gate = hidden @ part.gated.weight[number] + part.gated.bias[number, 0]
+        value, openness = gate.chunk(2)
+        skipped = inputs @ part.linear.weight[number] + part.linear.bias[number, 0]
+        normalized: Tensor = part.norm(skipped + value * openness.sigmoid())
+        return normalized
+
+    windows = torch.randn(2, WINDOW, 3)
+    selected = module(windows)
+    assert selected.shape == (2, WINDOW, 8)
+    for window, found in zip(windows, selected, strict=True):
+        for features, vector in zip(window, found, strict=True):
+            weights = network(module.weights, 0, features).softmax(0)
+            vectors = [network(module.vectors, one, features[one : one + 1]) for one in range(3)]
+            expected = sum(weight * one for weight, one in zip(weights, vectors, strict=True))
+            torch.testing.assert_close(vector, expected)
 
 
 def test_the_highway_is_a_linear_map_of_the_last_dates() -> None:

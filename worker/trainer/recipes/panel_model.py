@@ -9,6 +9,7 @@ Transformers for Interpretable Multi-horizon Time Series Forecasting, 2021.
 """
 
 import math
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -81,19 +82,57 @@ class SliceNormalization(nn.Module):
         return (rest / deviation).flatten(1, 2), told
 
 
-class VariableSelection(nn.Module):
-    """Multiplies the features of each date by weights that follow from them, whose mean is 1."""
+class ParallelLinear(nn.Module):
+    """`count` linear layers side by side: (count, rows, inputs) to (count, rows, outputs)."""
 
-    def __init__(self, features: int, hidden: int) -> None:
+    undecayed: ClassVar = ("bias",)
+
+    def __init__(self, count: int, inputs: int, outputs: int) -> None:
         super().__init__()
-        self.weights = nn.Sequential(
-            nn.Linear(features, hidden), nn.ELU(), nn.Linear(hidden, features)
-        )
+        bound = inputs**-0.5  # as in torch.nn.Linear
+        self.weight = nn.Parameter(torch.empty(count, inputs, outputs).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(count, 1, outputs).uniform_(-bound, bound))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return torch.baddbmm(self.bias, inputs, self.weight)
+
+
+class GatedResidual(nn.Module):
+    """`count` gated residual networks side by side: (count, rows, inputs) to (count, rows,
+    outputs). A gate decides how much of the hidden layer is added to a linear map of the inputs.
+    """
+
+    def __init__(self, count: int, inputs: int, hidden: int, outputs: int, dropout: float) -> None:
+        super().__init__()
+        self.hidden = ParallelLinear(count, inputs, hidden)
+        self.dropout = nn.Dropout(dropout)
+        self.gated = ParallelLinear(count, hidden, 2 * outputs)
+        self.linear = ParallelLinear(count, inputs, outputs)
+        self.norm = nn.LayerNorm(outputs)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.dropout(functional.elu(self.hidden(inputs)))
+        added = functional.glu(self.gated(hidden))
+        return self.norm(self.linear(inputs) + added)  # type: ignore[no-any-return]
+
+
+class VariableSelection(nn.Module):
+    """Makes one vector of the features of each date: every feature has a network of its own, and
+    the sum of what they return is weighted by a softmax of one network that sees all features.
+    """
+
+    def __init__(self, features: int, hidden: int, dropout: float) -> None:
+        super().__init__()
+        self.weights = GatedResidual(1, features, hidden, features, dropout)
+        self.vectors = GatedResidual(features, 1, hidden, hidden, dropout)
 
     def forward(self, windows: Tensor) -> Tensor:
-        """(windows, dates, features) to as many."""
-        weights: Tensor = self.weights(windows).float().softmax(-1)
-        return windows * weights * windows.shape[-1]
+        """(windows, dates, features) to (windows, dates, hidden)."""
+        rows = windows.flatten(0, 1)
+        weights = self.weights(rows[None])[0].softmax(-1)
+        vectors = self.vectors(rows.mT[..., None])
+        selected = torch.einsum("rf,frh->rh", weights.to(vectors.dtype), vectors)
+        return selected.view(*windows.shape[:2], -1)
 
 
 def _beside(width: int, hidden: int, outputs: int) -> nn.Sequential:
@@ -161,7 +200,8 @@ class PanelModel(nn.Module):
         hidden = recipe.hidden_size
         outputs = len(recipe.horizons) * max(1, len(recipe.levels))
         self.patch, self.date_means = recipe.patch, recipe.date_means
-        self.encoder = build_encoder(recipe, window, features)
+        seen = hidden if recipe.variable_selection else features
+        self.encoder = build_encoder(recipe, window, seen)
         self.layers = nn.ModuleList(GraphLayer(recipe) for _ in range(recipe.graph_layers))
         self.dropout, self.head = nn.Dropout(recipe.dropout), nn.Linear(hidden, outputs)
         self.strongest: StrongestFrequencies | None = None
@@ -173,7 +213,7 @@ class PanelModel(nn.Module):
             self.slices = SliceNormalization(recipe.slice_dates, window, features, hidden, outputs)
         self.selection: VariableSelection | None = None
         if recipe.variable_selection:
-            self.selection = VariableSelection(features, hidden)
+            self.selection = VariableSelection(features, hidden, recipe.dropout)
         self.highway: nn.Linear | None = None
         self.highway_dates = recipe.highway
         if recipe.highway:
