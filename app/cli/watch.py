@@ -98,7 +98,9 @@ def _print_events(client: "Client", run_id: int) -> ExitCode:
 def result_facts(result: Document) -> list[tuple[str, object]]:
     """The lines of a result: its scores, the best baseline of each metric, and its caveats."""
     scores = [(name, metric_line(result.get(name) or {})) for name in RESULTS]
-    names = {(one["metric"], one["value"]): one["name"] for one in result.get("baselines") or ()}
+    # Of equally good baselines the first is named, as in the run's message: it is the simplest.
+    scored = reversed(result.get("baselines") or ())
+    names = {(one["metric"], one["value"]): one["name"] for one in scored}
     baselines = [
         f"{metric} {number(value)} ({names.get((metric, value), 'last value')})"
         for metric, value in (result.get("naive") or {}).items()

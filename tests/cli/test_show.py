@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from sqlalchemy import insert, update
 
-from app.cli.watch import tell_what_it_waits_for
+from app.cli.watch import result_facts, tell_what_it_waits_for
 from app.settings import load_settings
 from app.store import open_store
 from app.store.tables import attempts, events, runs
@@ -25,6 +25,14 @@ def test_show_aligns_what_was_reached(cli, api):
              for value in ("team=a", "val_mae 3.5", "step 7") if value in line}  # fmt: skip
     assert len(shown) == 3
     assert len(set(shown.values())) == 1, shown
+
+
+def test_the_first_of_equally_good_baselines_is_named():
+    """They are listed from simple to complex, and the run's message names the same one."""
+    names = ("most common class", "ridge on atom counts")
+    baselines = [{"name": name, "metric": "val_accuracy", "value": 0.9} for name in names]
+    facts = dict(result_facts({"baselines": baselines, "naive": {"val_accuracy": 0.9}}))
+    assert facts["best baseline"] == "val_accuracy 0.9 (most common class)"
 
 
 @pytest.mark.parametrize(

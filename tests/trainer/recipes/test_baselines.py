@@ -171,9 +171,10 @@ def test_the_best_is_taken_by_the_direction_of_its_metric() -> None:
     best = best_of(each, modes)
     assert {metric: one["name"] for metric, one in best.items()} == {"val_mae": "a", "val_f1": "b"}
     assert no_better({"val_mae": 1.5, "val_f1": 0.5}, best, modes) == ""
-    assert "(a): val_mae 2, and 2 of the" in no_better({"val_mae": 2.0}, best, modes)
-    told = no_better({"val_mae": 1.0, "val_f1": 0.3}, best, modes)
-    assert "(b): val_f1 0.3, and 0.4 of the baseline" in told
+    sentence = no_better({"val_mae": 2.0}, best, modes)
+    assert "(a), which has a val_mae of 2; the model has 2." in sentence
+    sentence = no_better({"val_mae": 1.0, "val_f1": 0.3}, best, modes)
+    assert "(b), which has a val_f1 of 0.4; the model has 0.3." in sentence
     assert no_better({}, best, modes) == ""
 
 

@@ -120,8 +120,8 @@ def no_better(
         sign = -1 if _more_is_better(metric, modes) else 1
         if not sign * result[metric] < sign * one["value"]:
             return (
-                f" That is no better than a simple baseline ({one['name']}): {metric} "
-                f"{result[metric]:.6g}, and {one['value']:.6g} of the baseline."
+                f" That is no better than a simple baseline ({one['name']}), which has a "
+                f"{metric} of {one['value']:.6g}; the model has {result[metric]:.6g}."
             )
     return ""
 
