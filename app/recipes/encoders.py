@@ -79,12 +79,12 @@ class EncodingRecipe(Recipe):
                 fix,
             )
 
-    def encoder_parameters(self, window: int, features: int) -> int:
+    def encoder_parameters(self, window: int, width: int) -> int:
         """Of every recurrent layer, input and state weights and two biases a gate. Of a
         transformer, embedding, positions and last norm, and by layer the attention's four matrices,
-        the two of a hidden layer four times as wide, and two norms.
+        the two of a hidden layer four times as wide, and two norms. `width`: numbers of a patch.
         """
-        hidden, width = self.hidden_size, features * self.patch
+        hidden = self.hidden_size
         if self.encoder == "transformer":
             layer = 4 * hidden * (hidden + 1) + hidden * (8 * hidden + 5) + 4 * hidden
             around = hidden * (width + 1) + window // self.patch * hidden + 2 * hidden

@@ -68,9 +68,9 @@ class PanelGraph(EncodingRecipe):
     """Last dates whose features also reach the forecast by a linear map, which is trained along
     (LSTNet's highway); default 60, 0: none."""
     variable_selection: bool = False
-    """Put a selection network before the encoder (that of the Temporal Fusion Transformer). Each
-    feature of a date becomes a vector of hidden_size numbers, and the encoder sees their weighted
-    sum; weights follow from all features of the date. Default false."""
+    """Put the selection network of the Temporal Fusion Transformer before the encoder. Each feature
+    of a patch becomes a vector of hidden_size numbers, and the encoder sees their weighted sum;
+    weights follow from all features of the patch. Default false."""
     slice_dates: Annotated[int, Field(ge=0, le=100_000)] = 0
     """Dates of a slice whose own mean and deviation are taken out of what the encoder sees and
     forecast beside it (slice normalization), a divisor of the window; default 0: none."""
@@ -361,12 +361,12 @@ class PanelGraph(EncodingRecipe):
         if self.slice_dates:
             taken_out.append(2 * (window // self.slice_dates) * features)
         beside = sum(hidden * (width + 1) + outputs * (hidden + 1) for width in taken_out)
-        seen = features
+        width = self.patch * features
         if self.variable_selection:
-            seen = hidden
-            beside += _gated_residuals(1, features, hidden, features)
-            beside += _gated_residuals(features, 1, hidden, hidden)
-        encoder = self.encoder_parameters(window, seen)
+            beside += _gated_residuals(1, width, hidden, features)
+            beside += _gated_residuals(features, self.patch, hidden, hidden)
+            width = hidden
+        encoder = self.encoder_parameters(window, width)
         linear = outputs * (self.highway * features + hidden + 1)
         return encoder + self.graph_layers * layer + beside + linear
 

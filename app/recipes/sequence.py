@@ -388,7 +388,10 @@ class Sequence(EncodingRecipe):
         outputs = prod(arrays[data.targets[0]].shape) * max(1, len(self.levels))
         if self.classifies:
             outputs = self.classes or 0
-        encoders = sum(self.encoder_parameters(_steps_of(w), w.shape[-1]) for w in windows)
+        encoders = sum(
+            self.encoder_parameters(_steps_of(window), self.patch * window.shape[-1])
+            for window in windows
+        )
         past = past_of_target(data, arrays)
         linear = self.highway * arrays[past[0]].shape[1] if past is not None else 0
         head = outputs * (hidden + 1 + linear)

@@ -354,8 +354,8 @@ def test_slices_are_normalized_by_their_own_mean_and_deviation(dates: int) -> No
 
 
 def test_a_selection_network_is_that_of_the_temporal_fusion_transformer() -> None:
-    """Compared with a plain loop over dates and features, by the formulas of its paper."""
-    module = VariableSelection(3, 8, 0.0)
+    """Compared with a plain loop over patches and features, by the formulas of its paper."""
+    module = VariableSelection(2, 3, 8, 0.0)
 
     def network(part: GatedResidual, number: int, inputs: Tensor) -> Tensor:
         hidden = functional.elu(inputs @ part.hidden.weight[number] + part.hidden.bias[number, 0])
@@ -367,11 +367,11 @@ def test_a_selection_network_is_that_of_the_temporal_fusion_transformer() -> Non
 
     windows = torch.randn(2, WINDOW, 3)
     selected = module(windows)
-    assert selected.shape == (2, WINDOW, 8)
+    assert selected.shape == (2, WINDOW // 2, 8)
     for window, found in zip(windows, selected, strict=True):
-        for features, vector in zip(window, found, strict=True):
-            weights = network(module.weights, 0, features).softmax(0)
-            vectors = [network(module.vectors, one, features[one : one + 1]) for one in range(3)]
+        for patch, vector in zip(window.split(2), found, strict=True):
+            weights = network(module.weights, 0, patch.flatten()).softmax(0)
+            vectors = [network(module.vectors, one, patch[:, one]) for one in range(3)]
             expected = sum(weight * one for weight, one in zip(weights, vectors, strict=True))
             torch.testing.assert_close(vector, expected)
 

@@ -119,10 +119,15 @@ def _state_of(
 
 
 def build_encoder(recipe: EncodingRecipe, window: int, features: int) -> nn.Module:
-    """Returns the encoder of one input. `window`: its length in time steps."""
-    width, hidden, layers = features * recipe.patch, recipe.hidden_size, recipe.num_layers
+    """Returns the encoder of one input, for `in_patches`. `window`: its length in time steps."""
+    return step_encoder(recipe, window // recipe.patch, features * recipe.patch)
+
+
+def step_encoder(recipe: EncodingRecipe, steps: int, width: int) -> nn.Module:
+    """Returns the encoder of (batch, steps, width)."""
+    hidden, layers = recipe.hidden_size, recipe.num_layers
     if recipe.encoder == "transformer":
-        return TransformerEncoder(recipe, width, window // recipe.patch)
+        return TransformerEncoder(recipe, width, steps)
     kind = RNNS[recipe.encoder]
     if recipe.dropout and layers > 1:
         return StackedRNN(kind, width, hidden, layers, recipe.dropout)

@@ -22,6 +22,7 @@ from worker.trainer.recipes.encoders import (
     encoded,
     in_patches,
     standardized,
+    step_encoder,
 )
 from worker.trainer.recipes.quantiles import in_order
 
@@ -117,22 +118,25 @@ class GatedResidual(nn.Module):
 
 
 class VariableSelection(nn.Module):
-    """Makes one vector of the features of each date: every feature has a network of its own, and
-    the sum of what they return is weighted by a softmax of one network that sees all features.
+    """Makes one vector of the features of each patch: every feature has a network of its own, and
+    the sum of what they return is weighted by a softmax of one network that sees all features. With
+    patches of one date it is the network of the Temporal Fusion Transformer.
     """
 
-    def __init__(self, features: int, hidden: int, dropout: float) -> None:
+    def __init__(self, patch: int, features: int, hidden: int, dropout: float) -> None:
         super().__init__()
-        self.weights = GatedResidual(1, features, hidden, features, dropout)
-        self.vectors = GatedResidual(features, 1, hidden, hidden, dropout)
+        self.patch = patch
+        self.weights = GatedResidual(1, patch * features, hidden, features, dropout)
+        self.vectors = GatedResidual(features, patch, hidden, hidden, dropout)
 
     def forward(self, windows: Tensor) -> Tensor:
-        """(windows, dates, features) to (windows, dates, hidden)."""
-        rows = windows.flatten(0, 1)
-        weights = self.weights(rows[None])[0].softmax(-1)
-        vectors = self.vectors(rows.mT[..., None])
+        """(windows, dates, features) to (windows, steps, hidden)."""
+        count, dates, features = windows.shape
+        patches = windows.reshape(-1, self.patch, features)
+        weights = self.weights(patches.flatten(1)[None])[0].softmax(-1)
+        vectors = self.vectors(patches.permute(2, 0, 1))
         selected = torch.einsum("rf,frh->rh", weights.to(vectors.dtype), vectors)
-        return selected.view(*windows.shape[:2], -1)
+        return selected.view(count, dates // self.patch, -1)
 
 
 def _beside(width: int, hidden: int, outputs: int) -> nn.Sequential:
@@ -200,8 +204,12 @@ class PanelModel(nn.Module):
         hidden = recipe.hidden_size
         outputs = len(recipe.horizons) * max(1, len(recipe.levels))
         self.patch, self.date_means = recipe.patch, recipe.date_means
-        seen = hidden if recipe.variable_selection else features
-        self.encoder = build_encoder(recipe, window, seen)
+        self.selection: VariableSelection | None = None
+        if recipe.variable_selection:
+            self.selection = VariableSelection(recipe.patch, features, hidden, recipe.dropout)
+            self.encoder = step_encoder(recipe, window // recipe.patch, hidden)
+        else:
+            self.encoder = build_encoder(recipe, window, features)
         self.layers = nn.ModuleList(GraphLayer(recipe) for _ in range(recipe.graph_layers))
         self.dropout, self.head = nn.Dropout(recipe.dropout), nn.Linear(hidden, outputs)
         self.strongest: StrongestFrequencies | None = None
@@ -211,9 +219,6 @@ class PanelModel(nn.Module):
         self.slices: SliceNormalization | None = None
         if recipe.slice_dates:
             self.slices = SliceNormalization(recipe.slice_dates, window, features, hidden, outputs)
-        self.selection: VariableSelection | None = None
-        if recipe.variable_selection:
-            self.selection = VariableSelection(features, hidden, recipe.dropout)
         self.highway: nn.Linear | None = None
         self.highway_dates = recipe.highway
         if recipe.highway:
@@ -237,9 +242,8 @@ class PanelModel(nn.Module):
             values = with_date_means(values, present)
         each = values.transpose(1, 2).reshape(batch * entities, window, -1)
         rest, beside = self._taken_out(each)
-        if self.selection is not None:
-            rest = self.selection(rest)
-        states = encoded(self.encoder, in_patches(rest, self.patch))[:, -1]
+        steps = in_patches(rest, self.patch) if self.selection is None else self.selection(rest)
+        states = encoded(self.encoder, steps)[:, -1]
         states = states.reshape(batch, entities, -1)
         if looks_at is not None:
             correlation = looks_at
