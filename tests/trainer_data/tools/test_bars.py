@@ -374,12 +374,3 @@ def test_the_sample_has_means_of_the_hours_that_were_over(sample: Path) -> None:
                 over = now // each * each
                 fast = hours[over - window * each : over, sample_bars.COLUMN]
                 np.testing.assert_allclose(slow, fast.reshape(window, each).mean(1), rtol=1e-5)
-
-
-def test_persistence_is_as_wrong_on_the_sample_as_was_measured(
-    sample: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert sample_bars.main([str(sample), "--baseline"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["start"], found["stop"]) == (4066, 4884)
-    assert round(found["persistence_mae"], 2) == 4.45

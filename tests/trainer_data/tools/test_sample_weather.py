@@ -14,9 +14,7 @@ from worker.trainer.tools import sample_weather, samples
 from worker.trainer.tools.inspect import inspect
 from worker.trainer.tools.sample_weather import (
     FEATURES,
-    baseline,
     find_station_file,
-    persistence_mae,
 )
 
 TEMPERATURE = FEATURES.index("dry_bulb")
@@ -72,32 +70,6 @@ def test_windows_are_measured_hours_of_one_month(sample):
             assert len(set(months[hour : hour + 396])) == 1
         # Where the examples cut it: by months, so that no hour is in two parts.
         assert [months[hours[row]] for row in (2671, 2672, 3345, 3346)] == [8, 9, 10, 11]
-
-
-def test_persistence_is_as_wrong_as_was_measured(sample):
-    found = baseline(sample)
-    assert (found["start"], found["stop"]) == (3346, 4020)
-    assert round(found["persistence_mae"], 2) == 4.71
-
-
-def test_persistence_repeats_the_last_day(sample):
-    with h5py.File(sample) as file:
-        last_day = file["features"][10:13, -24:, TEMPERATURE]
-        forecast = np.concatenate([last_day, last_day[:, :12]], axis=1)
-        expected = np.abs(forecast - file["targets"][10:13]).mean()
-    assert persistence_mae(sample, 10, 13) == pytest.approx(expected, rel=1e-6)
-
-
-def test_the_command_prints_the_baseline(sample, capsys):
-    assert sample_weather.main([str(sample), "--baseline"]) == 0
-    assert json.loads(capsys.readouterr().out)["persistence_mae"] < 4.72
-
-
-def test_a_baseline_of_another_file_is_refused_in_a_sentence(tmp_path, capsys):
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file["x"] = 1
-    assert sample_weather.main([str(tmp_path / "a.h5"), "--baseline"]) == 1
-    assert "is not the weather sample" in capsys.readouterr().err
 
 
 def test_a_failed_build_leaves_nothing(tmp_path, monkeypatch, capsys):

@@ -39,14 +39,11 @@ def answer(work: Callable[[], Mapping[str, Any]], failed: str) -> int:
 def sample_command(
     parser: argparse.ArgumentParser,
     build: Callable[[Path], Mapping[str, Any]],
-    baseline: Callable[[Path], Mapping[str, Any]],
     arguments: list[str] | None,
 ) -> int:
-    """A command that writes a sample to `path`, or with --baseline measures a naive guess on it."""
-    parser.add_argument("--baseline", action="store_true", help="measure a naive guess on it")
+    """Runs a command that writes a sample to `path`; returns its exit code."""
     options = parser.parse_args(arguments)
-    work = baseline if options.baseline else build
-    return answer(lambda: work(options.path), f"{options.path} cannot be written or read")
+    return answer(lambda: build(options.path), f"{options.path} cannot be written")
 
 
 def converting_command(

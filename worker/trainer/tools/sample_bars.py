@@ -1,8 +1,7 @@
 """Builds the sample `bars`: a year of measured weather in bars of 1, 3, 6, 12 and 24 hours.
 
 `python -m worker.trainer.tools.sample_bars OUT.h5` writes h1, h3, h6, h12 and d1, windows of 16
-features, and targets (36,): the temperatures of the next 36 hours at Greensboro, NC. `--baseline`
-prints the error of the persistence forecast on such a file instead.
+features, and targets (36,): the temperatures of the next 36 hours at Greensboro, NC.
 
 It is the year of `worker.trainer.tools.sample_weather`: no sample reaches from one month into the
 next, and the last sixth of the samples are those of November and December. Slower bars are means of
@@ -14,18 +13,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 
-from worker.trainer.data.formats.hdf5_file import open_file
-from worker.trainer.data.formats.window_files import SERIES, STARTS
-from worker.trainer.errors import DataError
 from worker.trainer.tools.answer import sample_command
 from worker.trainer.tools.sample_weather import (
     ATTRIBUTES,
     DAYS_BEFORE_MONTH,
     FEATURES,
-    FIRST_TEST_MONTH,
     HORIZON_HOURS,
     TEMPERATURE,
     find_station_file,
@@ -55,34 +49,10 @@ def build(out: Path) -> dict[str, Any]:
     return {"path": str(out), "samples": made.samples, "inputs": names, "features": list(FEATURES)}
 
 
-def persistence_mae(path: Path, start: int, stop: int) -> float:
-    """Mean absolute error, °C, of "as at the same hour of the last known day" on rows
-    [start, stop).
-    """
-    with open_file(path) as file:
-        known = file["h1"][SERIES][:, COLUMN].astype(np.float64)
-        measured = file["targets"][SERIES][:].astype(np.float64)
-        ends = file["h1"][STARTS][start:stop] + int(file["h1"].attrs["window_length"])
-        begins = file["targets"][STARTS][start:stop]
-    ahead = np.arange(HORIZON_HOURS)
-    forecast = known[ends[:, None] - 24 + ahead % 24]
-    return float(np.abs(measured[begins[:, None] + ahead] - forecast).mean())
-
-
-def baseline(path: Path) -> dict[str, Any]:
-    """The persistence forecast's error on November and December, the example's test part."""
-    with open_file(path) as file:
-        if "month_starts" not in file.attrs or not isinstance(file.get("h1"), h5py.Group):
-            raise DataError(f"{path} is not the sample bars; build it without --baseline first.")
-        start, stop = int(file.attrs["month_starts"][FIRST_TEST_MONTH]), len(file["h1"][STARTS])
-    mae = persistence_mae(path, start, stop)
-    return {"path": str(path), "start": start, "stop": stop, "persistence_mae": mae}
-
-
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="sample_bars", description="The weather in bars.")
     parser.add_argument("path", type=Path, metavar="OUT.h5")
-    return sample_command(parser, build, baseline, arguments)
+    return sample_command(parser, build, arguments)
 
 
 if __name__ == "__main__":

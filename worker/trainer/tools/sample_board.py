@@ -1,7 +1,6 @@
 """Builds the board sample: positions of chess games, with legal moves, the move played, the result.
 
-`python -m worker.trainer.tools.sample_board FOLDER` writes Feather files (LZ4) of uneven lengths;
-`--baseline` prints what naive guesses reach on the validation part of such a folder instead.
+`python -m worker.trainer.tools.sample_board FOLDER` writes Feather files (LZ4) of uneven lengths.
 
 OpenSpiel knows the rules, so legal moves are exact. Both players look one move ahead: they like to
 take, promote, check and mate, and to move towards the centre; noise decides between moves of like
@@ -15,7 +14,6 @@ import math
 import random
 import re
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,7 +43,6 @@ UNFOLDED = str.maketrans({str(count): "." * count for count in range(1, 9)} | {"
 RANDOM_PLIES, MOST_PLIES = 6, 80
 DECISIVE_PAWNS = 2  # ahead, where a game is cut
 NOISES = [0.2, 1.5]  # in pawns, of the careful and of the careless player
-PARTS = ("train", "validation", "test")
 PART_OF_TEN = (0,) * 8 + (1, 2)  # of ten games in a row
 BATCH_ROWS = 1_024  # of a record batch
 
@@ -200,72 +197,14 @@ def _packed(bits: NDArray[np.uint8]) -> Any:
     )
 
 
-def _read(path: Path, part: str) -> Iterator[dict[str, NDArray[Any]]]:
-    """Of each file, the rows of a part."""
-    for file in sorted(path.glob("*.feather")):
-        table = feather.read_table(file)
-        if "game_part" not in table.column_names:
-            raise DataError(f"{file} is not of the board sample; build it without --baseline.")
-        rows = table["game_part"].to_numpy() == PARTS.index(part)
-        found = {name: table[name].to_numpy()[rows] for name in ("move", "value")}
-        legal = table["legal"].combine_chunks().buffers()[1]
-        packed = np.frombuffer(legal, np.uint8).reshape(-1, MOVES // 8)[rows]
-        yield found | {"legal": np.unpackbits(packed, axis=1)}
-
-
-def baseline(path: Path) -> dict[str, Any]:
-    """What guesses that look at no board reach on the validation part: for `legal` the moves that
-    are legal often, by the threshold that is best in training; for `play` any legal move alike,
-    and the middle result.
-    """
-    total, count, values = np.zeros(MOVES), 0, []
-    for one in _read(path, "train"):
-        total += one["legal"].sum(0)
-        count += len(one["legal"])
-        values.append(one["value"])
-    if not count:
-        raise DataError(f"{path} has no games of the training part; build the sample first.")
-    rates, middle = total / count, float(np.median(np.concatenate(values)))
-    thresholds = np.arange(0.02, 0.6, 0.02)
-    guesses = np.stack([rates >= threshold for threshold in thresholds], 1).astype(np.float32)
-    best = int(np.argmax(_mean_f1(path, "train", guesses)))
-    legal_counts = np.concatenate([one["legal"].sum(1) for one in _read(path, "validation")])
-    results = np.concatenate([one["value"] for one in _read(path, "validation")])
-    return {
-        "path": str(path),
-        "samples": len(results),
-        "legal_f1": float(_mean_f1(path, "validation", guesses[:, best : best + 1])[0]),
-        "policy_loss": float(np.log(legal_counts).mean()),
-        "policy_accuracy": float((1 / legal_counts).mean()),
-        "value_mae": float(np.abs(results - middle).mean()),
-    }
-
-
-def _mean_f1(path: Path, part: str, guesses: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Of each column of `guesses` (MOVES, n), over the samples of a part."""
-    total, count = np.zeros(guesses.shape[1]), 0
-    for one in _read(path, part):
-        legal = one["legal"].astype(np.float32)
-        right = legal @ guesses
-        total += (2 * right / (legal.sum(1, keepdims=True) + guesses.sum(0))).sum(0)
-        count += len(legal)
-    return total / max(1, count)
-
-
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="sample_board", description="The board sample.")
     parser.add_argument("path", type=Path, metavar="FOLDER")
-    parser.add_argument("--baseline", action="store_true", help="measure naive guesses on it")
     for name, usual in vars(Size()).items():
         parser.add_argument(f"--{name}", type=int, default=usual)
     options = parser.parse_args(arguments)
-
-    def work() -> dict[str, Any]:
-        if options.baseline:
-            return baseline(options.path)
-        return build(options.path, Size(options.games, options.files, options.seed))
-
-    return answer(work, f"{options.path} cannot be written or read")
+    size = Size(options.games, options.files, options.seed)
+    return answer(lambda: build(options.path, size), f"{options.path} cannot be written")
 
 
 if __name__ == "__main__":

