@@ -1,7 +1,7 @@
 """Draws curves of runs as an SVG, panel beside panel, for the documents.
 
 `python -m docs.curves OUT.svg "TITLE|METRICS.csv|NAME[|NAIVE]" …`: a panel each, with the series
-NAME of what `stoker metrics RUN --csv` wrote, over steps, and a dashed line where a naive guess is.
+NAME of what `stoker metrics RUN --csv` wrote, over steps, and a dashed line at the best baseline.
 """
 
 import csv
@@ -54,7 +54,7 @@ class Panel:
         if self.naive is not None:
             height = place(0, self.naive)[1]
             yield f'<path d="M{LEFT} {height:.1f}H{right}" stroke="#b50" stroke-dasharray="5 4"/>'
-            yield f'<text x="{right}" y="{height - 5:.1f}" fill="#b50" text-anchor="end">naive {self.naive:.2f}</text>'  # noqa: E501
+            yield f'<text x="{right}" y="{height - 5:.1f}" fill="#b50" text-anchor="end">best baseline {self.naive:.2f}</text>'  # noqa: E501
         line = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*point) for point in self.points))
         yield f'<polyline points="{line}" stroke="#06c" stroke-width="2" fill="none"/></g>'
 
