@@ -21,6 +21,7 @@ from worker.trainer.data.formats.ragged_files import find_ragged
 from worker.trainer.data.formats.window_files import (
     STEP_SECONDS,
     find_windows,
+    past_features,
     target_feature,
 )
 from worker.trainer.data.layouts.layout import Layout
@@ -56,6 +57,9 @@ class Stored(Protocol):
     def target_feature(self, array: str) -> int | None:
         """Returns which feature of these windows is the target's past; None if no file says so."""
 
+    def past_features(self, array: str) -> Mapping[int, int]:
+        """Returns the panel's features that are the target's past, by the dates they look back."""
+
     def step_seconds(self, array: str) -> float | None:
         """Seconds from one step of an array's windows to the next; None where no file says so."""
 
@@ -84,6 +88,10 @@ class Hdf5Stored:
         with open_file(self.path) as file:
             return target_feature(file, array)
 
+    def past_features(self, array: str) -> Mapping[int, int]:
+        with open_file(self.path) as file:
+            return past_features(file, array)
+
     def step_seconds(self, array: str) -> float | None:
         with open_file(self.path) as file:
             seconds = file[array].attrs.get(STEP_SECONDS, file.attrs.get(STEP_SECONDS))
@@ -109,6 +117,9 @@ class ArrowStored:
 
     def target_feature(self, array: str) -> int | None:
         return None
+
+    def past_features(self, array: str) -> Mapping[int, int]:
+        return {}
 
     def step_seconds(self, array: str) -> float | None:
         return None

@@ -189,6 +189,12 @@ class DataSet:
         found = past_of_target(self._data, arrays_of(self.fields))
         return None if found is None else (*found, self._checked.stored.step_seconds(found[0]))
 
+    def past_features(self) -> Mapping[int, int]:
+        """Returns the features of the first input, a panel, that are the target's own past: the
+        index of each by the number of dates that it looks back over. Empty if no file says so.
+        """
+        return self._checked.stored.past_features(self._data.inputs[0])
+
     def for_recipe(self, preparing: Preparing) -> TrainingData:
         """What a recipe may read of it before the training."""
         return TrainingData(tuple(self._every.values()), self._part, preparing)

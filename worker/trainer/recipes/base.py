@@ -87,6 +87,10 @@ class TrainingSamples:
     batch: Batch
     past: PastOfTarget | None
     """None where the file does not say which input holds the target's past."""
+    past_features: Mapping[int, int] = field(default_factory=dict)
+    """Features of a panel, the first input, that are the target's own past in its units: the index
+    of each by the number of dates that it looks back over. Empty where the file does not say so.
+    """
 
 
 @dataclass(frozen=True)

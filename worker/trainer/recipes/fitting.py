@@ -24,7 +24,8 @@ def training_samples(data: DataSet, tables: Mapping[str, Tensor]) -> TrainingSam
     arrays, size = data.spaced_samples()
     past = data.past_of_target()
     batch = Batch(arrays, size, tables)
-    return TrainingSamples(batch, None if past is None else PastOfTarget(*past))
+    found = None if past is None else PastOfTarget(*past)
+    return TrainingSamples(batch, found, data.past_features())
 
 
 def is_quick(inputs: Tensor, outputs: int) -> bool:

@@ -131,9 +131,10 @@ class PanelGraphTask(Task):
         }
 
     def baselines(self, samples: TrainingSamples, model: nn.Module) -> Mapping[str, Predictor]:
-        """The mean of each horizon, and two regressions for all entities alike: least squares on
-        the features at the last step, and on those of the last steps with their date means.
-        Quantile forecasts are compared with these and the quantiles of their errors.
+        """The mean of each horizon; the past of the target, where the file names it; and two
+        regressions for all entities alike: least squares on the features at the last step, and on
+        those of the last steps with their date means. Quantile forecasts are compared with these
+        and the quantiles of their errors.
         """
         points = self._point_baselines(samples, model)
         if not self.recipe.levels:
@@ -160,6 +161,7 @@ class PanelGraphTask(Task):
         measured = arrays[target].double().masked_fill(~known, 0.0)
         mean = measured.sum((0, 1)) / known.sum((0, 1)).clamp(min=1)
         found: dict[str, Predictor] = {"training mean": Constant(mean.expand(panel.shape[2], -1))}
+        found |= _past_baselines(samples, (panel, present.bool()), (measured, known), mean)
         moments = model.get_buffer("input_mean"), model.get_buffer("input_std")
         dates, entities = known.all(-1).nonzero(as_tuple=True)
         if len(dates) <= panel.shape[-1] or not is_quick(panel[:, 0], measured.shape[-1]):
@@ -344,6 +346,27 @@ class LinearInFeatures(nn.Module):
         return forecast
 
 
+class MeanOfPast(nn.Module):
+    """The mean of one feature over the last dates on which an entity is present; `otherwise`,
+    (horizons,), if it is present on none of them.
+    """
+
+    otherwise: Tensor
+
+    def __init__(self, feature: int, dates: int, otherwise: Tensor) -> None:
+        super().__init__()
+        self._feature, self._dates = feature, dates
+        self.register_buffer("otherwise", otherwise)
+
+    def forward(self, panel: Tensor, present: Tensor, *_: Tensor) -> Tensor:
+        """(batch, steps, entities, features) to (batch, entities, horizons)."""
+        values = panel[:, -self._dates :, :, self._feature].double()
+        present = present[:, -self._dates :]
+        count = present.sum(1)
+        mean = values.masked_fill(~present, 0.0).sum(1) / count.clamp(min=1)
+        return torch.where(count[..., None] > 0, mean[..., None], self.otherwise)
+
+
 def rank_agreement(forecast: Tensor, measured: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
     """Returns Spearman's rank correlation over the entities of a date, summed over the horizons,
     and the number of horizons that count. Equal values have the mean of their ranks. Forecasts that
@@ -394,6 +417,36 @@ def _mean_known(values: Tensor, known: Tensor) -> Tensor:
     """(batch, entities, horizons) to its mean a date over what is known, 0 where nothing is."""
     count = known.flatten(1).sum(1).clamp(min=1)
     return (values * known).flatten(1).sum(1) / count
+
+
+def _past_baselines(
+    samples: TrainingSamples,
+    inputs: tuple[Tensor, Tensor],
+    targets: tuple[Tensor, Tensor],
+    mean: Tensor,
+) -> dict[str, Predictor]:
+    """Repeats the target's past: its last value and the mean of its last dates, of which the best
+    number on the training samples is taken; or each volatility that the file has.
+    """
+    found = dict[str, Predictor]()
+    for dates, feature in samples.past_features.items():
+        if dates > 1:
+            found[f"volatility of the last {dates} dates"] = MeanOfPast(feature, 1, mean)
+            continue
+        found["last value"] = MeanOfPast(feature, 1, mean)
+        measured, known = targets
+        window = inputs[0].shape[1]
+        means = {
+            2**power: MeanOfPast(feature, 2**power, mean) for power in range(1, window.bit_length())
+        }
+        errors = {
+            k: _mean_known((one(*inputs) - measured).abs(), known).mean()
+            for k, one in means.items()
+        }
+        if errors:
+            best = min(errors, key=lambda k: float(errors[k]))
+            found[f"mean of the last {best} dates"] = means[best]
+    return found
 
 
 def _edges_of(graph: Graph) -> Callable[[Tensor], Tensor]:

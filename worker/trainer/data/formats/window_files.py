@@ -28,6 +28,8 @@ LENGTH, SERIES, STARTS = "window_length", "series", "starts"
 TIME_COLUMN = "time_column"
 # Of an array of targets: how many steps ahead each reaches.
 HORIZONS = "horizons"
+# What a panel forecasts that names no column: of a price, and looked back on by `volatility_20`.
+VOLATILITY = "volatility"
 # Of an array of windows, or of its file: seconds from one step to the next, where times are known.
 STEP_SECONDS = "step_seconds"
 PIECE_BYTES = 64 * 2**20
@@ -128,6 +130,31 @@ def target_feature(file: h5py.File, name: str) -> int | None:
         return None
     is_named = len(shape) == 2 and len(names) == shape[1] and target in names
     return names.index(target) if is_named else None
+
+
+def past_features(file: h5py.File, name: str) -> dict[int, int]:
+    """Returns the features of a panel that are the target's own past in the target's units: the
+    index of each by the number of dates that it looks back over, ascending.
+
+    A file of `stoker data convert --entity` says so by the attributes `forecasts` and
+    `feature_names`: the forecast column covers one date, `volatility_20` covers 20. Empty if the
+    file does not, or if `name` has no windows of (entities, features) with these names.
+    """
+    if not is_windows(file[name]):
+        return {}
+    shape = hard_link(file[name], SERIES).shape
+    names = list(map(str, file.attrs.get("feature_names", ())))
+    target = str(file.attrs.get("forecasts", ""))
+    if len(shape) != 3 or len(names) != shape[2]:
+        return {}
+    if target != VOLATILITY:
+        return {1: names.index(target)} if target in names else {}
+    past = dict[int, int]()
+    for place, feature in reversed(list(enumerate(names))):  # those of Stoker come first
+        column, _, dates = feature.rpartition("_")
+        if column == VOLATILITY and dates.isdecimal():
+            past[int(dates)] = place
+    return dict(sorted(past.items()))
 
 
 def is_windows(node: Any) -> bool:

@@ -21,16 +21,15 @@ from numpy.typing import NDArray
 
 from worker.trainer.checkpoints.whole_file import whole_file
 from worker.trainer.data.formats.hdf5_file import write_roles
-from worker.trainer.data.formats.window_files import HORIZONS, write_windows
+from worker.trainer.data.formats.window_files import HORIZONS, VOLATILITY, write_windows
 from worker.trainer.data.source import Field, Rows
 from worker.trainer.errors import DataError
 from worker.trainer.tools.answer import require_new
 
-VOLATILITY = "volatility"
 PRICES = ("close", "price", "adj close")
 # Of a price: its change, its size, and the volatility so far over so many dates, as logarithms.
 TRAILING = (5, 20, 60)
-OF_A_PRICE = ("change", "size", *(f"volatility_{dates}" for dates in TRAILING))
+OF_A_PRICE = ("change", "size", *(f"{VOLATILITY}_{dates}" for dates in TRAILING))
 LEAST_SHARE = 0.75
 
 Floats = NDArray[np.float64]

@@ -22,12 +22,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from app.suggest import closest, did_you_mean
+from worker.trainer.data.formats.window_files import VOLATILITY
 from worker.trainer.errors import DataError
 from worker.trainer.tools.answer import answer, require_new
 from worker.trainer.tools.bad_rows import LEFT_OUT, Bad, Time, gap_of, told_time
 from worker.trainer.tools.bars import csv_files
 from worker.trainer.tools.panel.panel_cut import (
-    VOLATILITY,
     Panel,
     PanelCut,
     price_of,
