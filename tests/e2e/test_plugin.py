@@ -151,6 +151,8 @@ def test_it_learns_goes_on_after_a_pause_and_is_restarted(service: Service, pyth
     run = service.wait_for_end(straight)
     assert run["state"] == "succeeded", run
     assert run["result"]["best"]["val_accuracy"] > 0.9
+    compared = {one["name"] for one in run["result"]["baselines"]}
+    assert compared == {"most common class", "ridge on all columns"}
     service.wait_for_step(paused, 50)
     with service.held():
         service.http.post(f"/runs/{paused}/pause")

@@ -9,7 +9,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from stoker_tabular.recipe import Tabular
-from worker.trainer.recipes.base import Batch, Statistics, Tables, Task
+from worker.trainer.recipes.base import (
+    Batch,
+    Predictor,
+    Statistics,
+    Tables,
+    Task,
+    TrainingSamples,
+)
+from worker.trainer.recipes.class_scores import LinearClasses
+from worker.trainer.recipes.fitting import Constant, Linear, is_quick, log_shares, ridge, with_steps
 
 
 class Network(nn.Module):
@@ -65,6 +74,25 @@ class TabularTask(Task):
         return self.recipe.model_dump(mode="json") | {
             "columns": self.fields[self.spec.data.inputs[0]].shape[0]
         }
+
+    def baselines(self, samples: TrainingSamples, model: nn.Module) -> Mapping[str, Predictor]:
+        """The mean or the most common class, and a ridge on all columns. Each answers as the model
+        does: numbers, or a logit for every class.
+        """
+        rows = samples.batch.arrays[self.spec.data.inputs[0]]
+        targets = samples.batch.arrays[self.spec.data.targets[0]]
+        if self.recipe.task == "classification":
+            labels = targets.reshape(-1).long()
+            counts = labels.bincount(minlength=self.recipe.classes or 1)
+            wanted = functional.one_hot(labels, len(counts)).double()
+            found: dict[str, Predictor] = {"most common class": Constant(log_shares(counts))}
+        else:
+            wanted = targets.reshape(len(targets), -1).double()
+            found = {"training mean": Constant(wanted.mean(0))}
+        if is_quick(rows, wanted.shape[1]):  # seconds; a wider table has the mean alone
+            answers = LinearClasses if self.recipe.task == "classification" else Linear
+            found["ridge on all columns"] = answers(0, ridge(with_steps(rows), wanted))
+        return found
 
     def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """One term, as a mean over the batch."""

@@ -11,7 +11,8 @@ from stoker_tabular.task import TabularTask
 from app.spec.recipe import Array
 from app.spec.run import RunSpec
 from worker.trainer.data.source import Field
-from worker.trainer.recipes.base import Batch
+from worker.trainer.recipes.base import Batch, TrainingSamples
+from worker.trainer.recipes.fitting import MOST_COLUMNS
 
 ROWS = Array((4,), "float32")
 
@@ -105,3 +106,50 @@ def test_a_class_counts_as_much_as_its_weight_says():
     few = spec.model_copy(update={"class_weights": (1.0, 2.0)})
     (problem,) = few.weight_problems()
     assert "2 numbers, and the recipe tabular has 3 classes" in problem.message
+
+
+def scores_of_baselines(task, rows, targets):
+    """Baselines by name, fitted on the first 300 samples and scored on all others."""
+    fitted = Batch({"features": rows[:300], "targets": targets[:300]}, 300)
+    rest = Batch({"features": rows[300:], "targets": targets[300:]}, len(rows) - 300)
+    found = {}
+    for name, predictor in task.baselines(TrainingSamples(fitted, None), None).items():
+        predictor.register_buffer("class_weights", torch.ones(3))  # the run's model has them
+        sums = {key: one.item() for key, one in task.measure(predictor, rest).items()}
+        found[name] = task.scores(sums, rest.size)
+    return found
+
+
+def test_numbers_are_compared_with_their_mean_and_a_ridge():
+    spec = spec_of()
+    fields = {"features": Field((4,), np.dtype("f4")), "targets": Field((2,), np.dtype("f4"))}
+    task = TabularTask.for_run(spec, fields)
+    rows = torch.randn(400, 4, generator=torch.Generator().manual_seed(5))
+    targets = rows @ torch.tensor([[1.0, 0.0], [0.0, 2.0], [0.0, 0.0], [3.0, -1.0]]) + 7
+    scores = scores_of_baselines(task, rows, targets)
+    train, test = np.split(targets.double().numpy(), [300])
+    expected = np.abs(train.mean(0) - test).mean()
+    assert scores["training mean"]["mae"] == pytest.approx(expected, rel=1e-5)
+    assert scores["ridge on all columns"]["mae"] < 1e-3
+
+
+def test_classes_are_compared_with_the_most_common_one_and_a_ridge():
+    spec = spec_of(task="classification", classes=3)
+    fields = {"features": Field((4,), np.dtype("f4")), "targets": Field((), np.dtype("u1"))}
+    task = TabularTask.for_run(spec, fields)
+    rows = torch.randn(400, 4, generator=torch.Generator().manual_seed(5))
+    targets = rows[:, 0].gt(-0.5).to(torch.uint8)  # no sample is of class 2
+    scores = scores_of_baselines(task, rows, targets)
+    share = targets[300:].double().mean().item()
+    assert scores["most common class"]["accuracy"] == pytest.approx(share)
+    ridge = scores["ridge on all columns"]
+    assert ridge["accuracy"] > 0.85
+    assert ridge["loss"] < scores["most common class"]["loss"]
+
+
+def test_a_table_of_many_columns_has_no_ridge():
+    columns = MOST_COLUMNS + 1
+    fields = {"features": Field((columns,), np.dtype("f4")), "targets": Field((), np.dtype("f4"))}
+    batch = Batch({"features": torch.zeros(3, columns), "targets": torch.zeros(3)}, 3)
+    task = TabularTask.for_run(spec_of(), fields)
+    assert list(task.baselines(TrainingSamples(batch, None), None)) == ["training mean"]
