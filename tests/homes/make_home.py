@@ -5,9 +5,11 @@ It is run once a release, by the code of that release, and what it makes is comm
     git worktree add ../old f408a70     # and an environment for it: make install in ../old
     cd ../old && .venv/bin/python ../stoker/tests/homes/make_home.py f408a70.tar.xz
     .venv/bin/python ../stoker/tests/homes/make_home.py recipes-3eedc65.tar.xz recipes
+    .venv/bin/python ../stoker/tests/homes/make_home.py tasks-3eedc65.tar.xz tasks
 
-The second has runs of every recipe: one that trained to its end, one of the same spec that is
-paused, and one that is `running`. How these two would have ended is known, therefore.
+The second has runs of every recipe, and the third has those of a molecule's property and of a
+sequence with one input. Each spec trained to its end once, is paused in a second run, and is
+`running` in a third. How these two would have ended is known, therefore.
 
 All of it is real: API, agent, launchers and trainers of that version run and are killed at the end,
 so that one run is left `running` with a holder that is dead. `RUNS` in test_old_homes.py says what
@@ -28,12 +30,39 @@ sys.path.insert(0, str(Path.cwd()))  # the version that is called, not the one t
 
 from tests.e2e.service import Service, write_waves
 from tests.e2e.test_chaos import WORKLOADS
+from tests.trainer.recipes import molecules
 
 SAMPLES = 120
 # A whole second: a run looks at its dataset's time, of which an archive keeps less than a disk.
 WRITTEN_AT = 1_760_000_000
 KEPT = ("stoker.db", "data", "artifacts")
 PAUSED_AFTER = 100
+# What the workloads of the chaos tests leave out, as they have it: writer, file and spec.
+TASKS = {
+    "regression": (
+        molecules.write,
+        "regression.h5",
+        {
+            "recipe": {
+                "kind": "molecule", "task": "regression", "hidden_size": 8, "num_layers": 2,
+            },
+            "data": {
+                "dataset": "regression", "inputs": ["molecules"], "targets": ["targets"],
+                "split": {"method": "random"}, "standardize": {"inputs": False},
+            },
+            "training": {"batch_size": 16},
+        },
+    ),
+    "windows": (
+        write_waves,
+        "windows.h5",
+        {
+            "recipe": {"kind": "sequence", "encoder": "lstm", "hidden_size": 8, "patch": 3},
+            "data": {"dataset": "windows"},
+            "training": {"batch_size": 64},
+        },
+    ),
+}  # fmt: skip
 SEED = 3  # of the training, and so of a random split in versions that have no other seed
 
 
@@ -106,11 +135,11 @@ def recipe_spec(name: str, spec: dict[str, Any], state: str) -> dict[str, Any]:
     return {**spec, **more}
 
 
-def live_recipes(service: Service) -> None:
-    """Runs 1 to 12: of each recipe in turn succeeded and paused, then all that are running."""
+def live_recipes(service: Service, workloads: dict[str, Any]) -> None:
+    """Runs of each workload in turn, succeeded and paused, then all that are running."""
     service.start_api()
     service.start_agent()
-    for name, (write_data, file, spec) in WORKLOADS.items():
+    for name, (write_data, file, spec) in workloads.items():
         path = service.home / "data" / file
         write_data(path)
         for one in (path, *path.glob("*")):
@@ -122,7 +151,7 @@ def live_recipes(service: Service) -> None:
         service.wait_for_step(paused, PAUSED_AFTER)
         act(service, paused, "pause")
         assert service.wait_for_end(paused)["state"] == "paused"
-    for name, (_, _, spec) in WORKLOADS.items():
+    for name, (_, _, spec) in workloads.items():
         running = service.submit(recipe_spec(name, spec, "running"))
         service.wait_for_step(running, PAUSED_AFTER)
         for process in service.left_running():
@@ -151,13 +180,18 @@ def pack(home: Path, target: Path) -> None:
 
 def main() -> None:
     target = Path(sys.argv[1]).absolute()
+    kinds: dict[str, dict[str, Any]] = {"recipes": WORKLOADS, "tasks": TASKS}
+    workloads = kinds.get(" ".join(sys.argv[2:]))
     with TemporaryDirectory() as folder:
         home = Path(folder) / "home"
-        slots = str(len(WORKLOADS)) if "recipes" in sys.argv[2:] else "1"
+        slots = str(len(workloads)) if workloads else "1"
         settings = {"STOKER_STANDBY": "0", "STOKER_BEAT_SECONDS": "0.1", "STOKER_SLOTS": slots}
         service = Service(home, **settings)
         try:
-            (live_recipes if "recipes" in sys.argv[2:] else live)(service)
+            if workloads is None:
+                live(service)
+            else:
+                live_recipes(service, workloads)
         finally:
             service.close()
         pack(home, target)

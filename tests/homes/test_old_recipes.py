@@ -13,37 +13,51 @@ import pytest
 
 from tests.e2e.service import Service, eventually
 
-HOME = Path(__file__).with_name("recipes-3eedc65.tar.xz")
-# The interrupted runs went on from steps 96 to 143.
-LAST_COMPARED = 250
-NAMES = ("board", "timeframes", "panel", "molecules")
-IDS = {
-    state: dict(zip(NAMES, ids, strict=True))
-    for state, ids in {
-        "done": (1, 3, 5, 7),
-        "paused": (2, 4, 6, 8),
-        "running": (9, 10, 11, 12),
-    }.items()
+# The runs of each workload, by the home that has them: done, paused and running.
+HOMES = {
+    "recipes-3eedc65": {
+        "board": (1, 2, 9),
+        "timeframes": (3, 4, 10),
+        "panel": (5, 6, 11),
+        "molecules": (7, 8, 12),
+    },
+    "tasks-3eedc65": {"regression": (1, 2, 5), "windows": (3, 4, 6)},
 }
+RUNS = {
+    name: dict(zip(("done", "paused", "running"), ids, strict=True))
+    for runs in HOMES.values()
+    for name, ids in runs.items()
+}
+# The interrupted runs went on from steps 96 to 230. Another CPU may round otherwise, and the longer
+# the more, as boards show from step 280. Late losses of molecules are small, so means differ more.
+LAST_COMPARED = {"board": 250, "molecules": 300}
 
 pytestmark = [pytest.mark.minutes, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory):
-    """The old home under this version, with an agent that has retried what was running."""
+def service(request, tmp_path_factory):
+    """An old home under this version, with an agent that has retried what was running."""
     home = tmp_path_factory.mktemp("old") / "home"
-    with tarfile.open(HOME) as archive:
+    with tarfile.open(Path(__file__).with_name(f"{request.param}.tar.xz")) as archive:
         archive.extractall(home, filter="data")
     service = Service(home)
     try:
         service.start_api()
-        for run_id in IDS["paused"].values():
-            service.http.post(f"/runs/{run_id}/resume").raise_for_status()
+        for name in HOMES[request.param]:
+            service.http.post(f"/runs/{RUNS[name]['paused']}/resume").raise_for_status()
         service.start_agent()
         yield service
     finally:
         service.close()
+
+
+each_workload = pytest.mark.parametrize(
+    ("service", "name"),
+    [pytest.param(home, name, id=name) for home, runs in HOMES.items() for name in runs],
+    indirect=["service"],
+    scope="module",
+)
 
 
 def losses(service, run_id):
@@ -52,26 +66,28 @@ def losses(service, run_id):
     return [line.split(",") for line in lines[1:]]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each_workload
 @pytest.mark.parametrize("state", ["paused", "running"])
 def test_an_interrupted_run_ends_as_its_own_version_would_have_ended_it(service, state, name):
-    done, run_id = IDS["done"][name], IDS[state][name]
+    done, run_id = RUNS[name]["done"], RUNS[name][state]
     run = service.wait_for_end(run_id)
     assert (run["state"], run["reason"], run["attempt"]) == ("succeeded", "completed", 2), run
     rows, expected = losses(service, run_id), losses(service, done)
     assert [row[:-1] for row in rows] == [row[:-1] for row in expected]
-    # Another CPU may round otherwise, and the longer the more. A reported loss of masked molecules
-    # is a mean over hidden atoms by now, and was one over the batches' means.
-    rel = 0.05 if name == "molecules" else 1e-3
     for row, other in zip(rows, expected, strict=True):
-        if int(row[0]) <= LAST_COMPARED:
-            assert float(row[-1]) == pytest.approx(float(other[-1]), rel=rel), row
+        step, _, part, loss = row
+        # A training loss of masked molecules is a mean over the hidden atoms of the steps since the
+        # last row, and was one over the means of their batches.
+        is_another_mean = (name, part) == ("molecules", "train")
+        if int(step) <= LAST_COMPARED.get(name, 1_000):
+            rel = 0.03 if is_another_mean else 1e-3
+            assert float(loss) == pytest.approx(float(other[-1]), rel=rel), row
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each_workload
 def test_a_restart_carries_all_and_keeps_what_its_parent_meant(service, name):
     body = {"patch": {"training": {"epochs": 46}}}
-    answer = service.http.post(f"/runs/{IDS['done'][name]}/restart", json=body)
+    answer = service.http.post(f"/runs/{RUNS[name]['done']}/restart", json=body)
     assert answer.status_code == 201, answer.text
     child = answer.json()
     assert child["carry"]["kind"] == "full", child["carry"]
@@ -83,10 +99,10 @@ def test_a_restart_carries_all_and_keeps_what_its_parent_meant(service, name):
     assert attempt["resumed_from_step"] == run["progress"]["steps"] // 46 * 45
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each_workload
 def test_a_new_run_begins_with_its_weights(service, name):
-    old = service.http.get(f"/runs/{IDS['done'][name]}/spec").json()
-    spec = {**old["request"], "name": "", "init_from": {"run": IDS["done"][name], "which": "best"}}
+    old = service.http.get(f"/runs/{RUNS[name]['done']}/spec").json()
+    spec = {**old["request"], "name": "", "init_from": {"run": RUNS[name]["done"], "which": "best"}}
     spec["training"] = {**spec["training"], "epochs": 1}
     if "split" in spec["data"]:
         spec["data"] = {**spec["data"], "split": {**spec["data"]["split"], "seed": 3}}
@@ -96,9 +112,9 @@ def test_a_new_run_begins_with_its_weights(service, name):
     assert applied[0]["init_from"]["matched"] == applied[0]["init_from"]["parameters"]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each_workload
 def test_its_best_checkpoint_is_exported(service, name):
-    saved = service.http.get(f"/runs/{IDS['done'][name]}/checkpoints").json()["data"]
+    saved = service.http.get(f"/runs/{RUNS[name]['done']}/checkpoints").json()["data"]
     answer = service.http.post(
         f"/checkpoints/{saved[0]['id']}/export", json={"format": "safetensors"}
     )
