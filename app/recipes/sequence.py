@@ -54,9 +54,11 @@ class Sequence(EncodingRecipe):
     """The forecast is the target's last known value plus what the model adds; default last, or none
     if the file does not say where the target's past is."""
     highway: Annotated[int, Field(ge=0, le=4_096)] = 24
-    """Last time steps, with all features, of which a linear map is added to the forecast; default
-    24, at most the window, or 0 if the file does not say where the target's past is. With residual
-    last it starts at a ridge regression, and is trained along."""
+    """Last time steps, with all features, of which a linear map is added to the forecast and is
+    trained along; default 24, at most the window, or 0 if the file does not say where the target's
+    past is. With residual last the training starts at a ridge regression: on these steps, or on up
+    to 512 last values of the target alone, which then stays fixed. The better one inside the
+    training part is taken."""
     normalize: Literal["none", "window"] = "none"
     """`window` subtracts each window's mean, divides by its deviation, and undoes both in the
     forecast, for levels that drift; default none."""

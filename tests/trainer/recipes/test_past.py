@@ -176,6 +176,25 @@ def test_the_highway_starts_at_a_ridge(loss: str, normalize: str) -> None:
     assert (forecast - targets).abs().max() < 0.01
 
 
+@pytest.mark.parametrize("loss", ["mae", "quantile"])
+def test_a_ridge_on_the_target_alone_is_the_start_where_it_is_better(loss: str) -> None:
+    """The next values are those of eleven steps ago, which the highway does not reach."""
+    generator = torch.Generator().manual_seed(4)
+    inputs = torch.randn(400, *SHAPE, generator=generator) * 3 + 20
+    targets = inputs[:, -11, TARGET, None].expand(-1, HORIZON)
+    task = task_of({"residual": "last", "highway": 4, "loss": loss})
+    model = model_of(task)
+    with torch.no_grad():
+        batch = Batch({"features": inputs, "targets": targets}, len(inputs))
+        task.fit(model, TrainingSamples(batch, None))
+    forecast = model(inputs)
+    forecast = forecast[..., 1] if loss == "quantile" else forecast
+    assert (forecast - targets).abs().max() < 0.01
+    assert model.highway is not None
+    assert not model.highway.weight.any(), "what the ridge says is not said twice"
+    assert "autoregression" not in dict(model.named_parameters()), "it stays as it was fitted"
+
+
 def test_samples_that_a_model_is_fitted_on_are_of_the_training_part(lab: Lab) -> None:
     name_features(lab.data)
     patch = {"recipe": {"residual": "last", "highway": 6}, "training": {"max_steps": 1}}

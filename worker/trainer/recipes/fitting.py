@@ -46,6 +46,8 @@ class Ridge(NamedTuple):
     """(steps, features, outputs), of the last steps."""
     intercept: Tensor
     """(outputs,)"""
+    error: float
+    """The mean squared error on samples that it was not fitted on, summed over the outputs."""
 
     @property
     def steps(self) -> int:
@@ -79,7 +81,8 @@ def ridge(inputs: Tensor, targets: Tensor) -> Ridge:
     whole = _Sums.added(folds).last(used * features)
     solution = whole.solution(strength)
     weights = solution[:-1].view(used, features, -1) / std[:, None]
-    return Ridge(weights, solution[-1] - (weights * mean[:, None]).sum((0, 1)))
+    error = _error(folds, used * features, strength) / len(inputs)
+    return Ridge(weights, solution[-1] - (weights * mean[:, None]).sum((0, 1)), error)
 
 
 class _Sums(NamedTuple):

@@ -45,14 +45,13 @@ from worker.trainer.recipes.fitting import (
 )
 from worker.trainer.recipes.quantiles import Banded, covered, error_quantiles, pinball
 from worker.trainer.recipes.sequence_model import (
+    MOST_LAGS,
     Forecaster,
     Past,
     SequenceModel,
     TimeframesModel,
 )
 
-# Steps of the past that a baseline looks at, the last ones.
-MOST_LAGS = 512
 SEASONS = {"day": 86_400.0, "week": 604_800.0}  # seconds
 
 
@@ -91,8 +90,9 @@ class SequenceTask(Task):
         return self.recipe.residual == "last"
 
     def fit(self, model: nn.Module, samples: TrainingSamples) -> None:
-        """Scales the forecast by the target's distance from its last value, and starts the highway
-        at a ridge.
+        """Scales the forecast by the target's distance from its last value, and starts at a ridge:
+        the highway at one on all features, or the autoregression at one on the target's own past,
+        whichever has the smaller error on stretches of the samples that it was not fitted on.
         """
         if not isinstance(model, Forecaster):
             return  # A task derived from this one may build a model of its own.
@@ -102,11 +102,14 @@ class SequenceTask(Task):
         if self.target_name in self.standardized:
             model.fit_scale(windows, targets)
         if model.highway is not None and is_quick(windows, targets.shape[1]):
-            inputs, changes = model.highway_problem(windows, targets)
-            if not (inputs.isfinite().all() and changes.isfinite().all()):
+            *problems, changes = model.linear_problem(windows, targets)
+            if not all(one.isfinite().all() for one in (*problems, changes)):
                 return  # The first step says so, with the sample.
-            fitted = ridge(inputs, changes)
-            model.start_at(fitted.weights, self._intercepts(fitted, inputs, changes))
+            by_features, by_values = (ridge(inputs, changes) for inputs in problems)
+            is_own = by_values.error < by_features.error
+            fitted, inputs = (by_values, problems[1]) if is_own else (by_features, problems[0])
+            intercepts = self._intercepts(fitted, inputs, changes)
+            model.start_at(fitted.weights, intercepts, of_target_alone=is_own)
 
     def _intercepts(self, fitted: Ridge, inputs: Tensor, changes: Tensor) -> Tensor:
         """Returns the ridge's intercept of each value; where quantiles are forecast, that of each

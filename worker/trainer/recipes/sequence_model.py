@@ -26,6 +26,10 @@ SMALL_VARIANCE = (
 )
 
 
+# Last values of the target that a linear forecast reads at most.
+MOST_LAGS = 512
+
+
 class Past(NamedTuple):
     """The place of a target's own past among a model's inputs."""
 
@@ -86,6 +90,10 @@ class Forecaster(nn.Module):
     """
     is_target: Tensor
     """(features,) of that input: true for the target's own past."""
+    autoregression: Tensor | None
+    """(outputs, MOST_LAGS): a linear map of the target's last values, the newest last. It is fitted
+    before the training and then fixed; zeros where the highway starts at the better ridge.
+    """
     target_mean: Tensor
     target_std: Tensor
     levels: Tensor | None
@@ -108,7 +116,7 @@ class Forecaster(nn.Module):
         self.dropout = nn.Dropout(recipe.dropout)
         outputs = math.prod(self.output_shape)
         self.head = nn.Linear(recipe.hidden_size, outputs)
-        self.highway = None
+        self.highway, lags = None, None
         if past is not None and recipe.highway:
             self.highway_steps = recipe.highway
             self.highway = nn.Linear(recipe.highway * past.features, outputs, bias=False)
@@ -119,6 +127,8 @@ class Forecaster(nn.Module):
             nn.init.zeros_(self.head.bias)
             if self.highway is not None:
                 nn.init.zeros_(self.highway.weight)
+                lags = torch.zeros(outputs, MOST_LAGS)
+        self.register_buffer("autoregression", lags)
         self.register_buffer("target_mean", statistics[0])
         self.register_buffer("target_std", statistics[1])
         levels = torch.tensor(recipe.levels) if recipe.levels else None
@@ -144,24 +154,27 @@ class Forecaster(nn.Module):
         self.target_mean.zero_()
         self.target_std.copy_(torch.where(scale > 0, scale, 1.0))
 
-    def highway_problem(self, windows: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns inputs, (samples, steps, features), and outputs of the regression whose weights
-        the highway has; the same samples as `fit_scale`.
+    def linear_problem(self, windows: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns inputs of the highway and of the autoregression, (samples, steps, features) each,
+        and the outputs that a regression on one of them is fitted to; the samples of `fit_scale`.
         """
         level, scale, past = self._level(windows)
-        inputs = self._recent(windows, (past - level) / scale)
-        return inputs, (targets.to(level.dtype) - level) / scale
+        distances = (past - level) / scale
+        own = distances[:, -MOST_LAGS:, None]
+        return self._recent(windows, distances), own, (targets.to(level.dtype) - level) / scale
 
-    def start_at(self, weights: Tensor, intercept: Tensor) -> None:
-        """Makes the untrained model give a solution of `highway_problem`.
+    def start_at(self, weights: Tensor, intercept: Tensor, *, of_target_alone: bool) -> None:
+        """Makes the untrained model give a solution of `linear_problem`.
 
-        `weights`: (steps, features, values), of as many steps as the highway has or fewer.
-        `intercept`: (outputs,), one for each level of a value where quantiles are forecast.
+        `weights`: (steps, features, values), of the last steps. `intercept`: (outputs,), one for
+        each level of a value where quantiles are forecast.
         """
         assert self.highway is not None  # noqa: S101
+        assert self.autoregression is not None  # noqa: S101
         levels = len(intercept) // weights.shape[2]
         each = weights.flatten(0, 1).T.repeat_interleave(levels, 0)
-        self.highway.weight[:, -each.shape[1] :] = each.to(self.highway.weight.dtype)
+        start = self.autoregression if of_target_alone else self.highway.weight
+        start[:, -each.shape[1] :] = each.to(start.dtype)
         self.head.bias.copy_(intercept)
 
     def carry(self, recipe: Sequence, batch_size: int, inputs: Iterable[int]) -> None:
@@ -189,10 +202,14 @@ class Forecaster(nn.Module):
             window = inputs[self.past.input]
             level, scale, past = self._level(window)
             if self.highway is not None:
-                recent = self._recent(window, (past - level) / scale)
-                # A sum of many steps, which half precision would round to less than a ridge.
+                distances = (past - level) / scale
+                recent = self._recent(window, distances)
+                # Sums of many steps, which half precision would round to less than a ridge.
                 with torch.autocast(window.device.type, enabled=False):
                     changes = changes.float() + self.highway(recent.flatten(1))
+                    if self.autoregression is not None:
+                        own = distances[:, -MOST_LAGS:].float()
+                        changes = changes + own @ self.autoregression[:, -own.shape[1] :].T
         changes = changes.to(self.target_mean.dtype)
         forecast = torch.addcmul(level, changes, scale).view(len(last), *self.output_shape)
         return forecast if self.levels is None else in_order(forecast)
