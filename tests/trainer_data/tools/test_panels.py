@@ -337,9 +337,7 @@ def test_the_command_prints_what_it_made(
         convert_rows(path, tmp_path / "again.h5", "ticker", CUT, Bad(skips=False))
 
 
-def test_a_made_panel_is_the_same_each_time_and_says_that_it_is_made(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_made_panel_is_the_same_each_time_and_says_that_it_is_made(tmp_path: Path) -> None:
     found = []
     for name in ("one.h5", "two.h5"):
         arguments = [str(tmp_path / name), "--made", "--entities=40", "--dates=300"]
@@ -350,17 +348,10 @@ def test_a_made_panel_is_the_same_each_time_and_says_that_it_is_made(
     with h5py.File(tmp_path / "one.h5") as file:
         assert "nobody ever paid these prices" in file.attrs["source"]
     assert 0.8 < found[0]["present"].mean() < 1.0
-    capsys.readouterr()
-    assert sample_panel.main([str(tmp_path / "one.h5"), "--baseline"]) == 0
-    naive = json.loads(capsys.readouterr().out)
-    assert naive["rank_correlation"] > 0.3
-    assert 0.1 < naive["mae"] < 1.0
 
 
 @pytest.mark.skipif(not find_spec("skfolio"), reason="needs skfolio's file of prices")
-def test_the_sample_is_of_twenty_stocks_since_1990(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_sample_is_of_twenty_stocks_since_1990(tmp_path: Path) -> None:
     path = tmp_path / "panel.h5"
     assert sample_panel.main([str(path)]) == 0
     found = samples_of(path)
@@ -369,7 +360,3 @@ def test_the_sample_is_of_twenty_stocks_since_1990(
     assert found["present"].mean() > 0.99
     with h5py.File(path) as file:
         assert "BSD" in file.attrs["licence"]
-    capsys.readouterr()
-    assert sample_panel.main([str(path), "--baseline"]) == 0
-    naive = json.loads(capsys.readouterr().out)
-    assert 0.4 < naive["rank_correlation"] < 0.7

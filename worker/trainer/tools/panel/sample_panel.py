@@ -1,8 +1,7 @@
 """Builds the sample `panel`: prices of 20 stocks since 1990, to forecast their volatility.
 
 `python -m worker.trainer.tools.panel.sample_panel OUT.h5` writes windows of 60 days of all stocks,
-and of each date ln of the realized volatility of the next 5 and 20 days. `--baseline` prints what
-the naive forecast, the volatility of the 20 days before, reaches on the last fifth of such a file.
+and of each date ln of the realized volatility of the next 5 and 20 days.
 
 `--made` writes prices that nobody ever paid: of as many entities as asked for, from a factor model
 with a seed. Volatility comes and goes in the market, in sectors and in each entity; some entities
@@ -19,11 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from app.installing import pip_install
-from worker.trainer.data.formats.hdf5_file import open_file
-from worker.trainer.data.formats.window_files import SERIES, STARTS, horizons_of
 from worker.trainer.errors import DataError
 from worker.trainer.tools.answer import answer
 from worker.trainer.tools.bad_rows import time_of
@@ -32,8 +28,6 @@ from worker.trainer.tools.panel.panel_cut import Floats, Panel, PanelCut, write_
 PRICES_FILE = "skfolio/datasets/data/sp500_dataset.csv.gz"
 WINDOW, HORIZONS = 60, (5, 20)
 CUT = PanelCut(WINDOW, HORIZONS)
-NAIVE = "volatility_20"
-HELD_OUT = 0.2
 DAY_SECONDS = 86_400
 # Of the made panel: entities of a sector, and how lasting volatility is from day to day.
 SECTOR_SIZE, LASTING = 16, 0.97
@@ -130,63 +124,9 @@ def make(out: Path, size: MadeSize) -> dict[str, Any]:
     return write_panel(out, made_prices(size), CUT, source=source)
 
 
-def baseline(path: Path) -> dict[str, Any]:
-    """What the volatility so far reaches as a forecast of that to come, on the last fifth: its mean
-    absolute error in all and by horizon, and its rank correlation over the entities of a date.
-    Beside it the same less its mean error in the first four fifths, `shifted_mae`.
-    """
-    with open_file(path) as file:
-        if "forecasts" not in file.attrs or NAIVE not in (names := _names(file)):
-            raise DataError(f"{path} is not the sample panel; build it without --baseline first.")
-        last = file["features"][STARTS][:] + int(file["features"].attrs["window_length"]) - 1
-        naive = file["features"][SERIES][:, :, names.index(NAIVE)][last].astype(np.float64)
-        measured, known = file["targets"][:].astype(np.float64), file["known"][:].astype(bool)
-        if (horizons := horizons_of(file["targets"])) is None:
-            raise DataError(f"{path} is of an earlier version; build it again without --baseline.")
-    cut = len(naive) - round(HELD_OUT * len(naive))
-    error = np.where(known, naive[..., None] - measured, np.nan)
-    shifted = error - np.nanmean(error[:cut], (0, 1))
-    ranks = [_rank_correlation(naive[i], measured[i], known[i]) for i in range(cut, len(naive))]
-    return {
-        "path": str(path),
-        "samples": len(naive) - cut,
-        "mae": _mean_a_date(np.abs(error[cut:])),
-        "shifted_mae": _mean_a_date(np.abs(shifted[cut:])),
-        "rank_correlation": float(np.nanmean(np.concatenate(ranks))),
-        **{
-            f"mae_{horizon}": _mean_a_date(np.abs(error[cut:, :, place]))
-            for place, horizon in enumerate(horizons)
-        },
-    }
-
-
-def _names(file: Any) -> list[str]:
-    return list(file.attrs["feature_names"].tolist())
-
-
-def _mean_a_date(values: Floats) -> float:
-    """Each date weighs the same, however many entities it has."""
-    flat = values.reshape(len(values), -1)
-    some = np.isfinite(flat).any(1)
-    return float(np.nanmean(flat[some], 1).mean())
-
-
-def _rank_correlation(
-    forecast: Floats, measured: Floats, known: NDArray[np.bool_]
-) -> NDArray[np.float64]:
-    """Spearman's of one date, by horizon."""
-    found = []
-    for place in range(measured.shape[1]):
-        there = known[:, place]
-        one, other = (x[there].argsort().argsort() for x in (forecast, measured[:, place]))
-        found.append(np.corrcoef(one, other)[0, 1] if there.sum() > 1 else np.nan)
-    return np.array(found)
-
-
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="sample_panel", description="Prices of many stocks.")
     parser.add_argument("path", type=Path, metavar="OUT.h5")
-    parser.add_argument("--baseline", action="store_true", help="measure the naive on the file")
     parser.add_argument("--made", action="store_true", help="prices from a factor model")
     parser.add_argument("--entities", type=int, default=MadeSize.entities, help="of a made panel")
     parser.add_argument("--dates", type=int, default=MadeSize.dates, help="of a made panel")
@@ -194,13 +134,11 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
 
     def work() -> dict[str, Any]:
-        if options.baseline:
-            return baseline(options.path)
         if options.made:
             return make(options.path, MadeSize(options.entities, options.dates, options.seed))
         return build(options.path)
 
-    return answer(work, f"{options.path} cannot be written or read")
+    return answer(work, f"{options.path} cannot be written")
 
 
 if __name__ == "__main__":
