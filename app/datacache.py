@@ -1,6 +1,7 @@
-"""What recipes have prepared of data: where it lies, what is there, and how it is kept small.
+"""What runs keep for the next one: where it lies, what is there, and how it is kept small.
 
-An entry is a folder, named by a hash of all that its tables follow from: `manifest.json` and
+An entry holds the tables that a recipe has prepared of data, or the scores of simple baselines. It
+is a folder, named by a hash of all that these follow from: `manifest.json` and
 `tables.safetensors`. Whoever reads, makes or removes one holds its lock, a file beside it.
 """
 
@@ -26,11 +27,13 @@ def cache_folder(home: Path) -> Path:
 
 @dataclass(frozen=True)
 class Entry:
-    """Tables that were prepared once."""
+    """Tables or scores that were made once."""
 
     key: str
     recipe: str
     """Kind and version; "?" where the manifest cannot be read."""
+    content: str
+    """tables or baselines."""
     datasets: tuple[str, ...]
     bytes: int
     used_at: float
@@ -75,6 +78,7 @@ def _entries(folder: Path) -> Iterator[Entry]:
                 yield Entry(
                     path.name,
                     f"{manifest.get('recipe', '?')} {manifest.get('version', '')}".strip(),
+                    manifest.get("content", "tables"),
                     tuple(manifest.get("datasets", ())),
                     sum(file.stat().st_size for file in path.iterdir()),
                     (noted if noted.exists() else path).stat().st_mtime,

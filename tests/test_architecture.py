@@ -172,7 +172,7 @@ RECIPE_WORDS_ELSEWHERE = {
     ("app/samples.py", "board"): "the name of a sample",
 }
 OF_ONE_RECIPE = ("app/recipes", "worker/trainer/recipes")
-OF_EVERY_RECIPE = ("__init__", "base", "contract", "fitting", "raised", "sums")
+OF_EVERY_RECIPE = ("__init__", "base", "budget", "contract", "fitting", "raised", "sums")
 
 
 def test_only_a_recipes_own_files_name_it():

@@ -94,7 +94,8 @@ class Result(Answer):
     """
     baselines: list[BaselineScore] | None = None
     """Scores of every baseline on the rows that the run was evaluated and tested on. Baselines are
-    fitted on at most 100,000 samples of the training part.
+    fitted on at most 100,000 samples of the training part, or 64 MiB of them. The warning
+    `baselines_left_out` names those that would take too long.
     """
     caveats: list[str] = Field(default_factory=list)
     """Sentences that say why the scores may look better than they are, for risks that the run

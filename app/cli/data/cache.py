@@ -1,4 +1,4 @@
-"""`stoker data cache`: what recipes have prepared of data, and the room that it takes."""
+"""`stoker data cache`: what runs keep of data for the next one, and the room that it takes."""
 
 from datetime import UTC, datetime
 from typing import Annotated
@@ -11,7 +11,9 @@ from app.cli.output import JsonOption, ago, print_json, print_table, size
 from app.datacache import Entry, cache_folder, entries, remove
 
 app = typer.Typer(
-    cls=StokerGroup, no_args_is_help=True, help="What recipes have prepared of data, on this host."
+    cls=StokerGroup,
+    no_args_is_help=True,
+    help="What runs keep of data for the next one, on this host.",
 )
 
 
@@ -26,12 +28,19 @@ def ls(as_json: JsonOption = False) -> None:
         print_json({"data": rows, "bytes": total, "most_bytes": settings.data_cache_bytes})
         return
     print_table(
-        ["key", "recipe", "datasets", "size", "used"],
+        ["key", "recipe", "content", "datasets", "size", "used"],
         [
-            (one.key, one.recipe, ", ".join(one.datasets), size(one.bytes), ago(_time(one)))
+            (
+                one.key,
+                one.recipe,
+                one.content,
+                ", ".join(one.datasets),
+                size(one.bytes),
+                ago(_time(one)),
+            )
             for one in found
         ],
-        "Nothing is kept: no recipe has prepared anything of its data yet.",
+        "Nothing is kept: no recipe has prepared data, and no baselines were scored yet.",
     )
     if found:
         typer.echo(f"{size(total)} of {size(settings.data_cache_bytes)} (STOKER_DATA_CACHE_BYTES).")

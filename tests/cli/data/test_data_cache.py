@@ -30,6 +30,7 @@ def test_what_is_kept_is_listed_and_removed_by_key(cli, home, monkeypatch):
     shown = cli("data", "cache", "ls").out
     assert shown.index("new") < shown.index("old")
     assert "toy 0.2" in shown
+    assert "tables" in shown
     assert "of 3.0 GiB" in shown
     listed = cli("data", "cache", "ls", "--json").document
     assert listed["most_bytes"] == 3 * 2**30

@@ -27,6 +27,7 @@ class Scaled(SequenceTask):
     """Weighs losses by the mean of the targets, which it prepares, as a table of each batch."""
 
     prepared = 0
+    baselines = Task.baselines  # none, since their scores would be entries too
     prepared_by = ("hidden_size",)
     gives: ClassVar[Any] = None
 

@@ -21,6 +21,7 @@ from worker.trainer.data.source import Field, arrays_of, fields_of, lengths_of
 from worker.trainer.data.tensors import made_up
 from worker.trainer.data.training_data import TrainingData
 from worker.trainer.errors import SpecMismatch, TrainerError
+from worker.trainer.recipes.budget import Budget
 
 # What a recipe imports.
 __all__ = [
@@ -91,6 +92,8 @@ class TrainingSamples:
     """Features of a panel, the first input, that are the target's own past in its units: the index
     of each by the number of dates that it looks back over. Empty where the file does not say so.
     """
+    budget: Budget = field(default_factory=Budget)
+    """The time for baselines. `worker.trainer.recipes.fitting.can_fit` asks it before each fit."""
 
 
 @dataclass(frozen=True)
@@ -378,8 +381,20 @@ class Task(ABC):
         """Simple predictors by a name for people, fitted on `samples`: the mean, the last value, a
         regression in closed form. `measure` is called with each in the model's place, so they
         answer in the model's units; `model` has the buffers that say them. None by default.
+
+        Put the simplest ones first. Ask `can_fit` before each fit that may take a second.
         """
         return {}
+
+    def baseline_facts(self) -> Mapping[str, Any]:
+        """Returns as JSON what `baselines` and their scores depend on, besides the data, its split,
+        standardization, metrics and weights. Scores are kept by it for the next run. By default
+        these are all fields of the recipe, and the seed.
+        """
+        return {
+            "recipe": self.recipe.model_dump(mode="json"),
+            "seed": self.spec.training.seed,
+        }
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor] | WeightedLoss:

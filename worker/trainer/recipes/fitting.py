@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from worker.trainer.data.batch import Batch
 from worker.trainer.data.dataset import DataSet
 from worker.trainer.recipes.base import PastOfTarget, TrainingSamples
+from worker.trainer.recipes.budget import Budget
 
 # Strengths of the penalty that are tried, for inputs of deviation 1 and a mean over the samples.
 STRENGTHS = (1e-6, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
@@ -19,13 +20,27 @@ MOST_OUTPUTS = 2**23
 MOST_COLUMNS, MOST_PRODUCTS = 768, 2e10
 
 
-def training_samples(data: DataSet, tables: Mapping[str, Tensor]) -> TrainingSamples:
-    """Reads the samples of the training part that closed forms are fitted on."""
+def training_samples(
+    data: DataSet, tables: Mapping[str, Tensor], budget: Budget | None = None
+) -> TrainingSamples:
+    """Reads the samples of the training part that closed forms are fitted on. Without a budget
+    there is time for all of them.
+    """
     arrays, size = data.spaced_samples()
     past = data.past_of_target()
     batch = Batch(arrays, size, tables)
-    found = None if past is None else PastOfTarget(*past)
-    return TrainingSamples(batch, found, data.past_features())
+    known = None if past is None else PastOfTarget(*past)
+    return TrainingSamples(batch, known, data.past_features(), budget or Budget())
+
+
+def can_fit(samples: TrainingSamples, name: str, inputs: Tensor, outputs: int) -> bool:
+    """Returns True if `ridge` of these inputs is quick and there is time for it. Otherwise a
+    warning of the run names the baseline that is left out.
+    """
+    if not is_quick(inputs, outputs):
+        samples.budget.too_large.append(name)
+        return False
+    return samples.budget.has_time_for(name)
 
 
 def is_quick(inputs: Tensor, outputs: int) -> bool:
@@ -141,6 +156,11 @@ def log_shares(counts: Tensor) -> Tensor:
     that never came is not impossible.
     """
     return ((counts.double() + 1) / (counts.double() + 1).sum()).log().float()
+
+
+def last_steps(count: int, what: str) -> str:
+    """Returns "last 3 steps", or "last step" for one."""
+    return f"last {count} {what}s" if count > 1 else f"last {what}"
 
 
 def with_steps(inputs: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from worker.trainer.recipes.base import (
     WeightedLoss,
 )
 from worker.trainer.recipes.encoders import exact_for
-from worker.trainer.recipes.fitting import log_shares, ridge
+from worker.trainer.recipes.fitting import can_fit, log_shares, ridge
 
 Graphs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 """Of a batch: features of atoms (atoms, …) and bonds (bonds, …), the two atoms of each bond, the
@@ -41,6 +41,7 @@ Labels = NDArray[Any]
 HIDDEN = "hidden"
 # Targets whose metrics are given one by one, beside those over all.
 MOST_SCORED_TARGETS = 32
+RIDGE = "ridge on atom counts"
 # Known labels that a ridge is fitted on, and the least chance that it gives a class.
 LEAST_LABELS, LEAST_CHANCE = 8, 1e-3
 # Atoms that a sum is divided by, so that it begins about as large as a mean.
@@ -314,6 +315,12 @@ class MoleculeTask(Task):
             "targets": self.num_targets,
         }
 
+    def baseline_facts(self) -> Mapping[str, Any]:
+        facts = self.recipe.model_dump(mode="json", include={"task", "values", "classes", "loss"})
+        if self.recipe.task == "masked":  # which atoms are hidden
+            facts |= {"fraction": self.recipe.mask_fraction, "seed": self.spec.training.seed}
+        return facts
+
     def baselines(self, samples: TrainingSamples, model: nn.Module) -> Mapping[str, Predictor]:
         """The most common element or class; or the mean. For numbers, and for two classes, also a
         ridge on how many atoms of each element a molecule has.
@@ -324,26 +331,37 @@ class MoleculeTask(Task):
             counts = elements[of < molecules].bincount(minlength=self.recipe.values)
             return {"most common element": OfAtoms(log_shares(counts))}
         labels = samples.batch.arrays[self.target].reshape(molecules, -1)
-        counts = element_counts(elements, of, molecules, self.recipe.values)
         if self.recipe.task == "classification":
-            return self._class_baselines(labels, counts)
+            classes = self.recipe.classes
+            each = [one[~one.isnan()].long().bincount(minlength=classes) for one in labels.T]
+            usual = torch.stack([log_shares(one) for one in each])
+            baselines: dict[str, Predictor] = {"most common class": OfMolecules(usual.flatten())}
+            chances = self._atom_ridge(samples, labels.double()) if classes == 2 else None
+            return baselines | ({RIDGE: OfChances(chances)} if chances else {})
         numbers = labels.double()
-        baselines: dict[str, Predictor] = {
-            "training mean": OfMolecules(numbers.nanmean(0).nan_to_num())
-        }
-        if labels.shape[1] <= MOST_SCORED_TARGETS:
-            baselines["ridge on atom counts"] = OfMolecules(*ridges_of(counts, numbers))
-        return baselines
+        baselines = {"training mean": OfMolecules(numbers.nanmean(0).nan_to_num())}
+        fitted = self._atom_ridge(samples, numbers)
+        return baselines | ({RIDGE: fitted} if fitted else {})
 
-    def _class_baselines(self, labels: Tensor, counts: Tensor) -> dict[str, Predictor]:
-        classes = self.recipe.classes
-        each = [one[~one.isnan()].long().bincount(minlength=classes) for one in labels.T]
-        usual = torch.stack([log_shares(one) for one in each])
-        baselines: dict[str, Predictor] = {"most common class": OfMolecules(usual.flatten())}
-        if classes == 2 and labels.shape[1] <= MOST_SCORED_TARGETS:
-            chances = OfMolecules(*ridges_of(counts, labels.double()))
-            baselines["ridge on atom counts"] = OfChances(chances)
-        return baselines
+    def _atom_ridge(self, samples: TrainingSamples, labels: Tensor) -> "OfMolecules | None":
+        """Returns None if the ridges are too large, or there is no time for all of them."""
+        budget, molecules = samples.budget, samples.batch.size
+        if labels.shape[1] > MOST_SCORED_TARGETS:
+            budget.too_large.append(RIDGE)
+            return None
+        # Only the shape, since counts of many elements may not fit into memory.
+        shape = torch.empty(molecules, self.recipe.values, device="meta")
+        if not can_fit(samples, RIDGE, shape, 1):
+            return None
+        atoms, _, _, of, _ = self._graphs(samples.batch)
+        counts = element_counts(atoms[:, 0].long(), of, molecules, self.recipe.values)
+        ridges = []
+        for column in labels.T:
+            if not budget.has_time_for(RIDGE):
+                return None
+            ridges.append(ridge_of(counts, column))
+        intercepts, weights = zip(*ridges, strict=True)
+        return OfMolecules(torch.stack(intercepts), torch.stack(weights, 1))
 
     def loss(self, model: nn.Module, batch: Batch) -> WeightedLoss:
         """Means over hidden atoms, or over known labels; of classes by their weights."""
@@ -585,20 +603,17 @@ class OfChances(nn.Module):
         return torch.stack([1 - chance, chance], 2).log().flatten(1)
 
 
-def ridges_of(counts: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Fits a ridge for each target, on the molecules whose label is known.
+def ridge_of(counts: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Fits a ridge for one target, on the molecules whose label is known.
 
-    Returns the intercepts (targets,) and the weights (elements, targets). A target with too few
-    labels for a fit has its mean, or 0 without any.
+    Returns the intercept () and the weights (elements,). A target with too few labels for a fit
+    has its mean, or 0 without any.
     """
-    intercepts = labels.nanmean(0).nan_to_num()
-    weights = counts.new_zeros(counts.shape[1], labels.shape[1])
-    for target, column in enumerate(labels.T):
-        known = ~column.isnan()
-        if known.sum() >= LEAST_LABELS:
-            fitted = ridge(counts[known][:, None], column[known][:, None])
-            intercepts[target], weights[:, target] = fitted.intercept[0], fitted.weights[0, :, 0]
-    return intercepts, weights
+    known = ~labels.isnan()
+    if known.sum() < LEAST_LABELS:
+        return labels.nanmean().nan_to_num(), counts.new_zeros(counts.shape[1])
+    fitted = ridge(counts[known][:, None], labels[known][:, None])
+    return fitted.intercept[0], fitted.weights[0, :, 0]
 
 
 def element_counts(elements: Tensor, of: Tensor, molecules: int, values: int) -> Tensor:

@@ -130,6 +130,10 @@ class PanelGraphTask(Task):
             **({"levels": list(self.recipe.levels)} if self.recipe.levels else {}),
         }
 
+    def baseline_facts(self) -> Mapping[str, Any]:
+        given = {"horizons", "loss", "quantiles", "rank_loss"}
+        return self.recipe.model_dump(mode="json", include=given)
+
     def baselines(self, samples: TrainingSamples, model: nn.Module) -> Mapping[str, Predictor]:
         """The mean of each horizon; the past of the target, where the file names it; and two
         regressions for all entities alike: least squares on the features at the last step, and on

@@ -38,7 +38,9 @@ from worker.trainer.recipes.fitting import (
     Constant,
     Linear,
     Ridge,
+    can_fit,
     is_quick,
+    last_steps,
     log_shares,
     ridge,
     with_steps,
@@ -214,6 +216,10 @@ class SequenceTask(Task):
         for state in self.carried(model).values():
             state.masked_fill_(begins[None, :, None], 0.0)
 
+    def baseline_facts(self) -> Mapping[str, Any]:
+        given = {"task", "classes", "loss", "quantiles"}
+        return self.recipe.model_dump(mode="json", include=given)
+
     def baselines(self, samples: TrainingSamples, model: nn.Module) -> Mapping[str, Predictor]:
         """The mean; and where the target's past is known, its last value, that of a season ago, the
         mean of its last steps, and ridges on its past and on all features. Quantile forecasts are
@@ -228,6 +234,7 @@ class SequenceTask(Task):
         return {
             name: Banded(point, error_quantiles(targets - point(*inputs), levels))
             for name, point in points.items()
+            if samples.budget.has_time_for(name)
         }
 
     def _point_baselines(self, samples: TrainingSamples) -> dict[str, Predictor]:
@@ -236,10 +243,11 @@ class SequenceTask(Task):
         flat, shape = targets.reshape(len(targets), -1), targets.shape[1:]
         first = self.spec.data.inputs[0]
         if len(self.fields[first].shape) == 1 and not self.is_fused:
-            if not is_quick(samples.batch.arrays[first], flat.shape[1]):
+            every = "ridge on all features"
+            if not can_fit(samples, every, samples.batch.arrays[first], flat.shape[1]):
                 return found
             fitted = ridge(with_steps(samples.batch.arrays[first]), flat)
-            return found | {"ridge on all features": LinearForecast(0, fitted, shape)}
+            return found | {every: LinearForecast(0, fitted, shape)}
         if samples.past is None:
             return found
         name, feature, seconds = samples.past
@@ -263,17 +271,19 @@ class SequenceTask(Task):
                 found[f"value a {season} ago"] = linear(weights, zero)
         # Of differences to the last value, since levels that never came before are usual.
         last = past[:, -1:]
-        if steps > 1 and is_quick(past[..., None], flat.shape[1]):
+        own_past = past[..., None]
+        if steps > 1 and can_fit(samples, "ridge on the last values", own_past, flat.shape[1]):
             own = ridge((past[:, :-1] - last)[..., None], flat - last)
             weights = torch.cat((own.weights[:, 0], 1 - own.weights.sum((0, 1))[None]))
             padded = flat.new_zeros(steps, flat.shape[1])
             padded[-len(weights) :] = weights
-            found[f"ridge on the last {len(weights)} values"] = linear(padded, own.intercept)
-        if not is_quick(samples.batch.arrays[name], flat.shape[1]):
+            used = f"ridge on the {last_steps(len(weights), 'value')}"
+            found[used] = linear(padded, own.intercept)
+        if not can_fit(samples, "ridge on all features", samples.batch.arrays[name], flat.shape[1]):
             return found
-        every = ridge(samples.batch.arrays[name], flat - last)
-        added = f"ridge on all features of the last {every.steps} steps"
-        found[added] = LinearInFeatures(place, feature, every.weights, every.intercept, shape)
+        fitted = ridge(samples.batch.arrays[name], flat - last)
+        used = f"ridge on all features of the {last_steps(fitted.steps, 'step')}"
+        found[used] = LinearInFeatures(place, feature, fitted.weights, fitted.intercept, shape)
         return found
 
     def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
@@ -393,13 +403,14 @@ class SequenceClassesTask(SequenceTask):
         if lengths_of(names[0]) in samples.batch.arrays:
             return found
         for place, name in enumerate(names):
-            if not is_quick(samples.batch.arrays[name], self.classes):
+            which = "" if len(names) == 1 else f" of {name}"
+            every = f"ridge on all features{which}"
+            if not can_fit(samples, every, samples.batch.arrays[name], self.classes):
                 continue
             indicators = functional.one_hot(labels, self.classes).double()
             fitted = ridge(with_steps(samples.batch.arrays[name]), indicators)
             steps = "" if fitted.steps == 1 else f" of the last {fitted.steps} steps"
-            which = "" if len(names) == 1 else f" of {name}"
-            found[f"ridge on all features{which}{steps}"] = LinearClasses(place, fitted)
+            found[every + steps] = LinearClasses(place, fitted)
         return found
 
     def loss(  # type: ignore[override]  # a mean over classes that are weighted
