@@ -15,13 +15,17 @@ from app.lifecycle import Reason
 from app.spec.recipe import Mode
 from tests.trainer.lab import Lab, StopAtPoll, merged
 from tests.trainer.recipes import molecules, panels
+from tests.trainer.recipes.regressions import one_strength, plain_ridge
 from tests.trainer.recipes.test_board import LEGAL, MOVES, PLAY, positions
 from worker.trainer.data import dataset
 from worker.trainer.recipes.fitting import STRENGTHS, is_quick, log_shares, ridge
+from worker.trainer.recipes.molecule import fixed_draws
 from worker.trainer.recipes.sequence import SequenceTask, _a_season_ago
 from worker.trainer.report import baselines
 from worker.trainer.report.baselines import best_of, no_better
 from worker.trainer.tools.panel.panel_cut import PanelCut, write_panel
+
+__all__ = ["one_strength"]  # a fixture
 
 NAMES = ["wave", "a", "b"]
 TRAINING, VALIDATION, TEST = slice(42), slice(42, 54), slice(54, 60)
@@ -67,6 +71,36 @@ def test_forecasts_are_compared_with_means_last_values_and_a_ridge(lab: Lab, loa
     assert best.startswith("ridge on the last ")
     assert scores[best] < 0.5 * scores["last value"]
     assert result["naive"]["val_mae"] == by_name(result, "val_mae")[best]
+
+
+@pytest.mark.usefixtures("one_strength")
+def test_ridges_of_windows_are_those_of_scikit_learn(lab: Lab) -> None:
+    name_features(lab)
+    scores = by_name(lab.run(patch=SHORT).result, "val_mae")
+    features, targets = arrays_of(lab, "features", "targets")
+    last = features[:, -1:, 0]
+    (own,) = (name for name in scores if re.fullmatch(r"ridge on the last \d+ values", name))
+    (every,) = (name for name in scores if name.startswith("ridge on all features of the last "))
+    changes = targets - last
+    for name, inputs, steps in (
+        (own, (features[:, :-1, 0] - last)[..., None], int(own.split()[4]) - 1),
+        (every, features, int((re.findall(r"\d+", every) or ["1"])[0])),
+    ):
+        forecast = last + plain_ridge(inputs[TRAINING], changes[TRAINING], steps)(inputs)
+        expected = np.abs(targets[VALIDATION] - forecast[VALIDATION]).mean()
+        assert scores[name] == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_ridge_on_one_step_is_named_in_the_singular(lab: Lab) -> None:
+    random = np.random.default_rng(0)
+    with h5py.File(lab.data, "a") as file:
+        walk = random.normal(size=(60, 12)).cumsum(1)
+        file["features"][:, :, 0] = walk
+        file["features"][:, :, 1:] = random.normal(size=(60, 12, 2))
+        file["targets"][:] = 0.5 * walk[:, -1:] + file["features"][:, -1, 1:2]
+    name_features(lab)
+    names = set(by_name(lab.run(patch=SHORT).result, "val_mae"))
+    assert "ridge on all features of the last step" in names
 
 
 def test_where_the_file_says_its_step_the_day_before_is_a_baseline(lab: Lab) -> None:
@@ -242,22 +276,49 @@ def test_a_ridge_that_would_take_long_is_left_out() -> None:
     assert not is_quick(few, 769)
 
 
+@pytest.mark.usefixtures("one_strength")
 def test_panels_are_compared_with_least_squares_on_their_own_features(lab: Lab) -> None:
     write_panel(lab.data, panels.made_panel(), PanelCut(panels.WINDOW, (1, 3), "own"))
     result = lab.run(patch=merged(panels.SPEC, SHORT)).result
-    scores = by_name(result, "val_mae")
-    last, past = [name for name in scores if name.startswith("least squares")]
-    assert last == "least squares on the last step"
-    assert re.fullmatch(r"least squares on the last (\d+ steps|step) and date means", past)
-    assert scores[past] < scores["training mean"]
+    scores, ranks = by_name(result, "val_mae"), by_name(result, "val_rank_correlation")
+    last = "least squares on the last step"
+    (past,) = (name for name in scores if name.endswith(" and date means"))
     # The own value is the last one of what is forecast, and a wave goes on from there.
+    assert scores[past] < scores["training mean"]
     assert scores[last] < 0.9 * scores["training mean"]
-    ranks = by_name(result, "val_rank_correlation")
     assert ranks["training mean"] == 0.0
     assert ranks[last] > 0.3
     assert result["naive"]["val_rank_correlation"] == max(ranks.values())
+    with h5py.File(lab.data) as file:
+        series, there = file["features/series"][:], file["present/series"][:].astype(bool)
+        ends, targets = file["date"][:], file["targets"][:].astype(np.float64)
+        known = file["known"][:].astype(bool)
+    tested, validated = round(0.1 * len(ends)), round(0.2 * len(ends))
+    training = slice(len(ends) - tested - validated)
+    held_out = slice(training.stop, len(ends) - tested)
+    seen = series[: ends[training.stop - 1] + 1][there[: ends[training.stop - 1] + 1]]
+    scaled = np.where(there[..., None], (series - seen.mean(0)) / seen.std(0), 0.0)
+    means = scaled.sum(1, keepdims=True) / there.sum(1).clip(1)[:, None, None]
+    both = np.concatenate((scaled, np.broadcast_to(means, scaled.shape)), -1)
+
+    def mae(forecasts: Array) -> float:
+        off, counts = np.abs(targets - forecasts)[held_out], known[held_out]
+        each = (off * counts).sum((1, 2)) / counts.sum((1, 2)).clip(1)
+        return float(each.sum() / counts.any((1, 2)).sum())
+
+    mean = (targets * known)[training].sum((0, 1)) / known[training].sum((0, 1))
+    assert scores["training mean"] == pytest.approx(mae(mean), rel=1e-5)
+    dates, entities = known[training].all(-1).nonzero()
+    steps = int((re.findall(r"\d+", past) or ["1"])[0])
+    for name, values, window, used in ((last, scaled, 1, 1), (past, both, panels.WINDOW, steps)):
+        windows = np.stack([values[end + 1 - window : end + 1] for end in ends])
+        by_entity = np.moveaxis(windows, 2, 1)  # samples, entities, dates, features
+        forecast = plain_ridge(by_entity[dates, entities], targets[dates, entities], used)
+        answers = forecast(by_entity.reshape(-1, *by_entity.shape[2:])).reshape(targets.shape)
+        assert scores[name] == pytest.approx(mae(answers), rel=1e-4)
 
 
+@pytest.mark.usefixtures("one_strength")
 @pytest.mark.parametrize("task", ["regression", "classification", "masked"])
 def test_molecules_are_compared_with_means_and_the_counts_of_their_atoms(
     lab: Lab, task: str
@@ -269,20 +330,41 @@ def test_molecules_are_compared_with_means_and_the_counts_of_their_atoms(
     metric = "val_mae" if task == "regression" else "val_accuracy"
     scores = by_name(result, metric)
     with h5py.File(lab.data) as file:
-        targets = file["targets"][:]
+        targets, nodes = file["targets"][:], file["molecules/nodes"][:]
+        offsets = file["molecules/node_offsets"][:].astype(np.int64)
     train, validation = slice(140), slice(140, 180)
+    lengths = np.diff(offsets)
+    of = np.repeat(np.arange(200), lengths)
+    counts = np.bincount(of * 8 + nodes[:, 0], minlength=1_600).reshape(200, 1, 8)
+    if task != "masked":
+        answers = plain_ridge(counts[train], targets[train])(counts[validation])
     if task == "regression":
         mean = np.abs(targets[validation] - targets[train].mean()).mean()
         assert scores["training mean"] == pytest.approx(mean, rel=1e-5)
-        assert scores["ridge on atom counts"] < scores["training mean"]
+        expected = np.abs(targets[validation] - answers).mean()
+        assert scores["ridge on atom counts"] == pytest.approx(expected, rel=1e-4)
+        assert expected < mean
     elif task == "classification":
         usual = np.bincount(targets[train].astype(int)).argmax()
         share = (targets[validation] == usual).mean()
         assert scores["most common class"] == pytest.approx(share)
-        assert scores["ridge on atom counts"] > scores["most common class"]
+        right = ((answers > 0.5) == targets[validation]).mean()
+        assert scores["ridge on atom counts"] == pytest.approx(right)
+        assert right > share
+        no_metrics = lab.run(patch=merged(request, merged(SHORT, {"evaluation": {"metrics": []}})))
+        chances = np.where(targets[validation] == 1, answers, 1 - answers).clip(1e-3, 1 - 1e-3)
+        loss = by_name(no_metrics.result, "val_loss")["ridge on atom counts"]
+        assert loss == pytest.approx(-np.log(chances).mean(), rel=1e-4)
     else:
         assert set(scores) == {"most common element"}
-        assert 0 < scores["most common element"] < 1
+        usual = counts[train].sum((0, 1)).argmax()
+        atoms, none = torch.from_numpy(nodes), torch.empty(0)
+        graphs = atoms, none, none, torch.from_numpy(of), torch.from_numpy(lengths)[:, None]
+        draws = fixed_draws(graphs, seed=7).numpy()
+        hidden = (draws < 0.15) & (of >= validation.start) & (of < validation.stop)
+        expected = (nodes[hidden, 0] == usual).mean()
+        assert scores["most common element"] == pytest.approx(expected)
+        assert 0 < expected < 1
 
 
 @pytest.mark.parametrize("stage", [LEGAL, PLAY], ids=["legal", "play"])

@@ -22,14 +22,16 @@ from tests.trainer.recipes.molecules import (
     spec_of,
     write,
 )
+from tests.trainer.recipes.regressions import one_strength, plain_ridge
 from tests.trainer_data.test_packed import graphs_of
 from worker.trainer.data.batch import Batch
 from worker.trainer.data.formats.packed_files import write_packed
 from worker.trainer.data.source import Field
 from worker.trainer.errors import DataError
-from worker.trainer.recipes.fitting import ridge
 from worker.trainer.recipes.molecule import MoleculeTask
 from worker.trainer.recipes.sums import Sums
+
+__all__ = ["one_strength"]  # a fixture
 
 Values = NDArray[Any]
 TRAINING, VALIDATION = slice(140), slice(140, 180)
@@ -207,6 +209,7 @@ def counts_of(path: Path) -> Values:
     return np.array([np.bincount(nodes[slice(*ends)], minlength=8) for ends in pairwise(offsets)])
 
 
+@pytest.mark.usefixtures("one_strength")
 def test_baselines_look_at_known_labels_alone(lab: Lab) -> None:
     write(lab.data)
     targets = several(lab.data)
@@ -220,11 +223,8 @@ def test_baselines_look_at_known_labels_alone(lab: Lab) -> None:
     off = []
     for target in range(3):
         rows = known[:, target]
-        inputs, labels = (
-            torch.tensor(one[TRAINING][rows], dtype=torch.float64) for one in (counts, targets)
-        )
-        fitted = ridge(inputs[:, None], labels[:, [target]])
-        answers = counts[VALIDATION] @ fitted.weights[0, :, 0].numpy() + fitted.intercept.item()
+        forecast = plain_ridge(counts[TRAINING][rows][:, None], targets[TRAINING][rows, target])
+        answers = forecast(counts[VALIDATION][:, None])
         off.append(np.nanmean(abs(held_out[:, target] - answers)))
     assert scores["ridge on atom counts"] == pytest.approx(np.mean(off), rel=1e-3)
 
