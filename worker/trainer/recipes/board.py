@@ -174,8 +174,8 @@ class BoardTask(Task):
         return self.recipe.model_dump(mode="json", include={"stage", "moves"})
 
     def baselines(self, samples: TrainingSamples, model: nn.Module) -> Mapping[str, Predictor]:
-        """Each move as often legal as in the training part; or all legal moves alike, and the moves
-        that are played most, with the mean result.
+        """Each move as often legal as in the training part, and those that are legal most often; or
+        all legal moves alike, and the moves that are played most, with the mean result.
         """
         arrays, data = samples.batch.arrays, self.spec.data
         if self.recipe.stage == "legal":
@@ -186,7 +186,10 @@ class BoardTask(Task):
                 legal = as_bits(packed[begin : begin + SAMPLES_AT_ONCE], self.recipe.moves)
                 often += legal.sum(0, dtype=torch.float32)
             share = (often + 1) / (len(packed) + 2)
-            return {"moves as often legal as in training": Guess(share.logit().float(), None)}
+            return {
+                "moves as often legal as in training": Guess(share.logit().float(), None),
+                "moves that are legal most often": Guess(_most_common(share), None),
+            }
         moves, results = (arrays[name].reshape(-1) for name in data.targets)
         counts = moves.long().bincount(minlength=self.recipe.moves)
         mean = results.double().mean().float()
@@ -283,6 +286,16 @@ class Guess(nn.Module):
     def forward(self, bits: Tensor) -> tuple[Tensor, Tensor | None]:
         value = None if self.value is None else self.value.expand(len(bits))
         return self.logits.expand(len(bits), -1), value
+
+
+def _most_common(share: Tensor) -> Tensor:
+    """Returns logits (moves,) that are positive for the most common moves: as many as have the best
+    F1 over all samples. `share` is how often each move is legal.
+    """
+    ordered = share.sort(descending=True).values
+    count = torch.arange(1, len(share) + 1, dtype=torch.float64)
+    least = ordered[int((ordered.cumsum(0) / (count + share.sum())).argmax())]
+    return torch.where(share >= least, -RARE, RARE)
 
 
 def as_bits(array: Tensor, count: int) -> Tensor:
