@@ -18,7 +18,7 @@ from worker.trainer.recipes.base import (
     TrainingSamples,
 )
 from worker.trainer.recipes.class_scores import LinearClasses
-from worker.trainer.recipes.fitting import Constant, Linear, is_quick, log_shares, ridge, with_steps
+from worker.trainer.recipes.fitting import Constant, Linear, can_fit, log_shares, ridge, with_steps
 
 
 class Network(nn.Module):
@@ -89,7 +89,7 @@ class TabularTask(Task):
         else:
             wanted = targets.reshape(len(targets), -1).double()
             found = {"training mean": Constant(wanted.mean(0))}
-        if is_quick(rows, wanted.shape[1]):  # seconds; a wider table has the mean alone
+        if can_fit(samples, "ridge on all columns", rows, wanted.shape[1]):
             answers = LinearClasses if self.recipe.task == "classification" else Linear
             found["ridge on all columns"] = answers(0, ridge(with_steps(rows), wanted))
         return found

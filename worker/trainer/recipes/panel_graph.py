@@ -26,7 +26,7 @@ from worker.trainer.recipes.base import (
     WeightedLoss,
 )
 from worker.trainer.recipes.encoders import Moments, exact_for
-from worker.trainer.recipes.fitting import MOST_COLUMNS, Constant, Ridge, is_quick, ridge
+from worker.trainer.recipes.fitting import Constant, Ridge, can_fit, ridge
 from worker.trainer.recipes.graphs import (
     correlations,
     edge_correlations,
@@ -168,12 +168,16 @@ class PanelGraphTask(Task):
         found |= _past_baselines(samples, (panel, present.bool()), (measured, known), mean)
         moments = model.get_buffer("input_mean"), model.get_buffer("input_std")
         dates, entities = known.all(-1).nonzero(as_tuple=True)
-        if len(dates) <= panel.shape[-1] or not is_quick(panel[:, 0], measured.shape[-1]):
+        name, horizons = "least squares on the last step", measured.shape[-1]
+        if len(dates) <= panel.shape[-1] or not can_fit(samples, name, panel[:, 0], horizons):
             return found
         values = present_values(panel[:, -1:], present[:, -1:].bool(), moments)
         last = ridge(values[dates, 0, entities][:, None], measured[dates, entities])
-        found["least squares on the last step"] = LinearInFeatures(last, moments)
-        if 2 * panel.shape[-1] > MOST_COLUMNS:  # with the date means
+        found[name] = LinearInFeatures(last, moments)
+        name = "least squares on the last steps and date means"
+        # Only the shape: date means are as many features more.
+        shape = torch.empty(len(panel), 2 * panel.shape[-1], device="meta")
+        if not can_fit(samples, name, shape, horizons):
             return found
         every = -(-len(dates) // MOST_FITTED_ROWS)
         some = slice(None, None, every)
