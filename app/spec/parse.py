@@ -11,7 +11,6 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from app.spec.base import DISAGREEMENT
-from app.spec.installed import RECIPES
 from app.spec.issue import Issue, PatchOp, at_most, pointer
 from app.spec.names import suggest_field, suggest_value
 from app.spec.run import RunSpec
@@ -27,12 +26,11 @@ PLAINLY = {
     "greater than or equal to": "at least",
     "less than or equal to": "at most",
 }
-# Tags that pydantic puts into a location to say which member of a union it tried.
+# Names that pydantic puts into a location to say which member of a union it tried. Those of blocks
+# with a kind are the kind itself.
 UNION_TAGS = frozenset(
-    {"chronological", "random", "datasets", "field", "chunked", "dataloader", "adamw", "adam"}
-    | {"sgd", "onecycle", "cosine_warmup", "linear_warmup", "plateau", "constant", "none", "swa"}
-    | {"ema", "InitFromCheckpoint", "InitFromRun", "int", "float"}
-    | {"bool", "constrained-int", "constrained-float", "constrained-str", *RECIPES}
+    {"InitFromCheckpoint", "InitFromRun", "int", "float", "bool"}
+    | {"constrained-int", "constrained-float", "constrained-str"}
 )
 # Fields that say which kind a block is of.
 KIND_NAMES = ("kind", "method")
@@ -242,16 +240,26 @@ def _complaint(details: ErrorDetails) -> str:
 def _location(details: ErrorDetails, document: Any) -> list[str | int]:
     """The error's place in the document, without the union tags that pydantic mixes in."""
     place: list[str | int] = []
+    is_kind_left_out = False
     *path, last = details["loc"] or ("",)
     for part in path:
-        if not _is_tag(part, document):
+        if not is_kind_left_out and _is_kind(part, document):
+            is_kind_left_out = True
+        elif not _is_tag(part, document):
             place.append(part)
             document = _child(document, part)
-    if last != "" and (details["type"] == "missing" or not _is_tag(last, document)):
+            is_kind_left_out = False
+    is_name = is_kind_left_out or not _is_kind(last, document)
+    if last != "" and (details["type"] == "missing" or (is_name and not _is_tag(last, document))):
         place.append(last)
     if details["type"] == "union_tag_invalid":
         place.append(str(details["ctx"]["discriminator"]).strip("'"))
     return place
+
+
+def _is_kind(part: str | int, block: Any) -> bool:
+    """True if it is the block's kind, which comes before a field even if both have one name."""
+    return any(part == _child(block, name) for name in KIND_NAMES)
 
 
 def _is_tag(part: str | int, document: Any) -> bool:

@@ -1,5 +1,7 @@
 """Bad specs become issues that say where, what was meant, and how to mend it."""
 
+from typing import Any
+
 import jsonpatch
 import pytest
 
@@ -248,6 +250,32 @@ def test_a_field_of_another_kind_is_not_said_to_be_meant_by_itself():
     assert [op.model_dump() for op in issue.fix] == [
         {"op": "remove", "path": "/schedule/warmup_steps"}
     ]
+
+
+@pytest.mark.parametrize(
+    "split",
+    [
+        {"method": "chronological"},
+        {"method": "datasets", "validation": "later"},
+        {"method": "field", "field": "part"},
+        {"method": "groups", "field": "game"},
+    ],
+    ids=lambda split: split["method"],
+)
+def test_a_seed_of_a_split_that_draws_nothing_is_taken_out(split: dict[str, Any]):
+    (issue,) = issues_of({"data": {"dataset": "x", "split": {**split, "seed": 3}}})
+    assert issue.message == "There is no field data.split.seed in this kind of split."
+    assert issue.why.startswith("It belongs to method random")
+    assert [op.model_dump() for op in issue.fix] == [{"op": "remove", "path": "/data/split/seed"}]
+
+
+def test_a_field_named_as_its_kind_keeps_its_place():
+    split: dict[str, Any] = {"method": "field", "field": 3}
+    (issue,) = issues_of({"data": {"dataset": "x", "split": split}})
+    assert issue.loc == ["data", "split", "field"]
+    del split["field"]
+    (issue,) = issues_of({"data": {"dataset": "x", "split": split}})
+    assert (issue.code, issue.loc) == ("missing_field", ["data", "split", "field"])
 
 
 def test_a_wrong_value_is_told_what_the_field_is():
