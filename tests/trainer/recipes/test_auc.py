@@ -16,6 +16,7 @@ from tests.trainer.lab import Lab
 from worker.trainer.errors import TrainerError
 from worker.trainer.recipes.auc import BINS, auc_of, class_counts
 from worker.trainer.recipes.base import Batch
+from worker.trainer.recipes.class_scores import class_sums
 from worker.trainer.recipes.sequence import SequenceTask
 
 # Logits of negatives and positives: their means, and the deviation of both.
@@ -44,6 +45,32 @@ def test_it_is_that_of_scikit_learn(name: str) -> None:
     scores, labels = made(name)
     counts = class_counts(torch.tensor(scores), torch.tensor(labels))
     assert auc_of(counts) == pytest.approx(roc_auc_score(labels, scores), abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("mean", "separation", "deviation", "positives"),
+    [
+        (-4.6, 0.1, 0.1, 0.01),
+        (-7.0, 0.3, 0.2, 0.002),
+        (-2.2, 0.03, 0.03, 0.1),
+        (0.0, 0.001, 0.001, 0.5),
+    ],
+)
+def test_narrow_scores_fill_enough_bins(
+    mean: float, separation: float, deviation: float, positives: float
+) -> None:
+    random = np.random.default_rng(0)
+    labels = random.random(200_000) < positives
+    logits = mean + separation * labels + deviation * random.standard_normal(len(labels))
+    scores = (1 / (1 + np.exp(-logits))).astype(np.float32)
+    counts = class_counts(torch.tensor(scores), torch.tensor(labels))
+    assert auc_of(counts) == pytest.approx(roc_auc_score(labels, scores), abs=1e-3)
+
+
+@pytest.mark.parametrize(("classes", "bins"), [(64, BINS), (128, BINS // 2), (4_096, 1_024)])
+def test_counts_of_many_classes_have_fewer_bins(classes: int, bins: int) -> None:
+    sums = class_sums(torch.rand(2, classes), torch.tensor([0, 1]), None, with_auc=True)
+    assert sums["auc"].shape == (classes, 2, bins)
 
 
 @pytest.mark.parametrize("rounded", [2, 1, 0])

@@ -5,31 +5,34 @@ import math
 import torch
 from torch import Tensor
 
-BINS = 1_024
-# Bins are spaced by asinh(logit / FINEST), up to logits of ±LARGEST: about 0.005 wide at a
-# probability of 0.5, and 1 % of the logit far from it. So neither a model that is hardly better
+# The counts of one class are 512 KiB. A batch of 512 scores takes 76 µs on one CPU core, and took
+# 47 µs with 1,024 bins, which were up to 0.09 off for scores that lie close together.
+BINS = 2**15
+# Bins are spaced by asinh(logit / FINEST), up to logits of ±LARGEST: 0.00016 wide at a
+# probability of 0.5, and 0.03 % of the logit far from it. So neither a model that is hardly better
 # than chance nor one that is sure of everything has its scores in a few bins.
 FINEST, LARGEST = 0.5, 40.0
 
 
-def class_counts(scores: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Counts negatives and positives by score bin, float64 (2, BINS), on the scores' device.
+def class_counts(
+    scores: Tensor, labels: Tensor, weights: Tensor | None = None, bins: int = BINS
+) -> Tensor:
+    """Counts negatives and positives by score bin, float64 (2, bins), on the scores' device.
 
     Return it from `Task.measure` under a name of its own; `Task.scores` gets its sum over the part
     under that name, and passes that to `auc_of`. For several labels, stack the counts of each:
-    (labels, 2, BINS).
+    (labels, 2, bins). Pass fewer bins if there are many labels.
 
     scores: probabilities of the positive class, any shape. labels: of that shape; above 0 is
     positive. weights: of that shape, such as a mask; 0 leaves a score out, even if its label is
     NaN. A score that is NaN counts as 0.5: the loss is NaN then, and ends the run.
     """
-    bins = _bins(scores.reshape(-1).double())
-    places = bins + BINS * (labels.reshape(-1) > 0)
+    places = _bins(scores.reshape(-1).double(), bins) + bins * (labels.reshape(-1) > 0)
     each = torch.ones_like(places, dtype=torch.float64)
     if weights is not None:
         each = weights.reshape(-1).double()
-    counts = torch.zeros(2 * BINS, dtype=torch.float64, device=scores.device)
-    return counts.index_add(0, places, each).view(2, BINS)
+    counts = torch.zeros(2 * bins, dtype=torch.float64, device=scores.device)
+    return counts.index_add(0, places, each).view(2, bins)
 
 
 def auc_of(counts: Tensor) -> float:
@@ -45,9 +48,9 @@ def auc_of(counts: Tensor) -> float:
     return float((positives * below).sum() / pairs)
 
 
-def _bins(scores: Tensor) -> Tensor:
+def _bins(scores: Tensor, bins: int) -> Tensor:
     """The number of each score's bin, int64."""
     scores = scores.clamp(0, 1)  # a softmax may exceed 1 by a rounding
     logits = (scores.log() - (-scores).log1p()).nan_to_num(nan=0.0).clamp(-LARGEST, LARGEST)
     share = (logits / FINEST).asinh() / math.asinh(LARGEST / FINEST)
-    return ((share + 1) / 2 * BINS).long().clamp(max=BINS - 1)
+    return ((share + 1) / 2 * bins).long().clamp(max=bins - 1)

@@ -11,12 +11,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from worker.trainer.errors import NothingToScore
-from worker.trainer.recipes.auc import auc_of, class_counts
+from worker.trainer.recipes.auc import BINS, auc_of, class_counts
 from worker.trainer.recipes.base import WeightedLoss
 from worker.trainer.recipes.fitting import Linear
 
 # The least probability that a regression on indicators gives to a class.
 LEAST_PROBABILITY = 1e-3
+# Score bins of all classes together, 32 MiB of counts. Each class has at least the fewest.
+MOST_BINS, FEWEST_BINS = 2**21, 1_024
 
 
 def class_loss(
@@ -51,7 +53,8 @@ def class_sums(
         shares = logits.double().softmax(1)
         # Of two classes each has the area of the other.
         of_each = range(logits.shape[1]) if logits.shape[1] > 2 else (1,)
-        counts = [class_counts(shares[:, place], labels == place) for place in of_each]
+        bins = min(BINS, max(FEWEST_BINS, MOST_BINS // len(of_each)))
+        counts = [class_counts(shares[:, one], labels == one, bins=bins) for one in of_each]
         sums["auc"] = torch.stack(counts)
     return sums
 
