@@ -137,6 +137,23 @@ def test_columns_that_are_no_classes_are_refused(cli, home, tmp_path):
     assert "--rows is for tables" in refused.err
 
 
+def test_fractions_are_no_classes(cli, home, tmp_path):
+    rows = ["a,y", *(f"{n},{['1', '2.0', 'x'][n % 3]}" for n in range(30)), "3,2.5"]
+    options = ("--rows", "--target", "y", "--classes")
+    refused = cli("data", "convert", table(tmp_path, rows), *options)
+    assert refused.code == 5
+    told = " ".join(refused.err.split())
+    assert "row 31: 'y' is 2.5, and a class is a text or a whole number." in told
+    assert "Leave out --classes to forecast a number" in told
+    made = cli("data", "convert", table(tmp_path, rows[:-1]), *options)
+    assert made.code == 0, made.err
+    path = tmp_path / "both.npz"
+    np.savez(path, x=np.zeros((3, 2), "f4"), y=np.array([0.0, 1.5, 2.5]))
+    refused = cli("data", "convert", str(path), "--target", "y", "--classes")
+    assert refused.code == 5
+    assert "row 2: 'y' is 1.5" in " ".join(refused.err.split())
+
+
 def test_an_array_of_texts_becomes_classes(cli, home, tmp_path):
     path, x = tmp_path / "both.npz", np.zeros((6, 4, 2), "f4")
     np.savez(path, x=x, y=np.array(["b", "a", "c", "a", "b", "c"]))

@@ -49,6 +49,29 @@ class Classes:
         return new[labels], names
 
 
+def refuse_fractions(labels: Iterable[str | None], where: str, before: int, column: str) -> None:
+    """Raises DataError if a label is a number that is not whole. `where`: the file; `before`: how
+    many rows of it came before these.
+    """
+    labels = list(labels)
+    fractions = {label for label in set(labels) if label is not None and _is_fraction(label)}
+    for place, label in enumerate(labels if fractions else ()):
+        if label in fractions:
+            raise DataError(
+                f"{where}, row {before + place + 1:,}: {column!r} is {label}, and a class is a text"
+                " or a whole number. Leave out --classes to forecast a number, or write the"
+                " classes as texts or whole numbers."
+            )
+
+
+def _is_fraction(label: str) -> bool:
+    try:
+        number = float(label)
+    except ValueError:
+        return False
+    return math.isfinite(number) and not number.is_integer()
+
+
 def _place(value: str) -> tuple[int, float, str]:
     """Numbers by size, before texts in the order of their letters."""
     try:

@@ -21,7 +21,7 @@ from worker.trainer.data.formats.hdf5_file import write_class_names, write_roles
 from worker.trainer.errors import DataError
 from worker.trainer.tools.answer import converting_command, require_new
 from worker.trainer.tools.bad_rows import NotFinite
-from worker.trainer.tools.classes import Classes, told
+from worker.trainer.tools.classes import Classes, refuse_fractions, told
 
 PIECE_BYTES = 2**26
 
@@ -72,8 +72,10 @@ def _numbered(
         )
     if labels.dtype.kind == "f" and len(missing := np.flatnonzero(~np.isfinite(labels))):
         raise DataError(f"{name}[{missing[0]}] is {labels[missing[0]]}, which is no class.")
+    values = [str(label) for label in labels.reshape(-1).tolist()]
+    refuse_fractions(values, str(path), 0, name)
     classes = Classes(name)
-    return classes.numbered(classes.add(map(str, labels.reshape(-1).tolist())))
+    return classes.numbered(classes.add(values))
 
 
 def _open(path: Path) -> dict[str, NDArray[Any]]:

@@ -18,6 +18,7 @@ from worker.trainer.data.formats.arrow_index import arrow, explained
 from worker.trainer.data.formats.hdf5_file import find_array, open_file, unusable_because
 from worker.trainer.errors import DataError
 from worker.trainer.tools.bad_rows import LEFT_OUT, Bad
+from worker.trainer.tools.classes import refuse_fractions
 from worker.trainer.tools.row_times import ColumnTimes
 from worker.trainer.tools.rows.form import PLAIN, Form
 from worker.trainer.tools.rows.head import head_of
@@ -135,7 +136,8 @@ def usable_rows(
     table: Table, path: Path, piece: TablePiece, before: int, bad: Bad
 ) -> NDArray[np.bool_]:
     """Which rows have finite numbers alone, and a label if the table has one. `before`: how many
-    rows of the file came before. Raises DataError for others, unless such are skipped.
+    rows of the file came before. Raises DataError for others, unless such are skipped, and for a
+    label that is a fraction.
     """
     where = f"{path}, row"
     usable = bad.finite(where, before, table.columns, piece.numbers, piece.told, piece.misfits)
@@ -145,6 +147,8 @@ def usable_rows(
             sentence = f"{where} {before + place + 1:,}, column {table.label}: it has no class."
             bad.add("no_class", sentence, LEFT_OUT)
         usable &= ~lacks
+        used = np.where(usable, piece.labels, np.array(None, object))
+        refuse_fractions(used.tolist(), str(path), before, str(table.label))
     return usable
 
 
