@@ -1,5 +1,6 @@
 """The trainer's errors: each carries the reason of an attempt's end and a sentence for a person."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from app.lifecycle import Reason
@@ -30,19 +31,37 @@ class DataError(TrainerError):
 
 
 class NothingToScore(DataError):
-    """A part of the data has nothing that a score could be of: a recipe's `scores` raises it with
-    `what`, a phrase that names the array; who knows the part says which one it is.
+    """A part of the data has nothing that a score could be of.
+
+    A recipe's `scores` raises it with `what`, a phrase that names the array. If one metric alone
+    has no value, it adds `metric`, and as `others` the loss and the metrics that have one.
     """
 
-    def __init__(self, what: str, part: str = "evaluated", *, is_cut: bool = False) -> None:
-        """`is_cut`: whether `evaluation.max_batches` has left some of that part out."""
+    def __init__(
+        self,
+        what: str,
+        *,
+        metric: str | None = None,
+        others: Mapping[str, float] | None = None,
+        part: str = "evaluated",
+        is_cut: bool = False,
+    ) -> None:
+        """`is_cut`: True if `evaluation.max_batches` has left some of the part out."""
         more = ", or look at more of it (evaluation.max_batches)" if is_cut else ""
+        lacking = "there is nothing to score" if metric is None else f"there is no {metric}"
+        without = "" if metric is None else f", or leave {metric} out of evaluation.metrics"
         super().__init__(
-            f"In the {part} part {what}, so there is nothing to score, whatever the model. Give "
+            f"In the {part} part {what}, so {lacking}, whatever the model. Give "
             "that part samples of which something is known, by "
-            f"data.split or by a larger file{more}; then restart the run."
+            f"data.split or by a larger file{more}{without}; then restart the run."
         )
-        self.what = what
+        self.what, self.metric, self.others = what, metric, dict(others or {})
+
+    def of_part(self, part: str, *, is_cut: bool) -> "NothingToScore":
+        """Returns the same error, which says in which part it is."""
+        return NothingToScore(
+            self.what, metric=self.metric, others=self.others, part=part, is_cut=is_cut
+        )
 
 
 class DatasetChanged(TrainerError):

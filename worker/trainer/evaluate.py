@@ -1,7 +1,7 @@
 """Looking at the validation and test parts: sums on the device, one synchronization at the end."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from torch.optim.swa_utils import update_bn
 
@@ -20,6 +20,8 @@ from worker.trainer.trainer import Trainer
 
 # Which part is looked at in each phase.
 PARTS = {"evaluating": "validation", "testing": "test"}
+# Reasons for which a test part has no scores. The run succeeds without them.
+UNSCORED = {Reason.data_error, Reason.dataset_changed, Reason.nonfinite}
 
 
 def validate(trainer: Trainer) -> None:
@@ -99,9 +101,23 @@ def _entered_epoch(trainer: Trainer) -> int:
 
 
 def test(trainer: Trainer, part: Batches) -> Scores | None:
-    """Scores of the test part with the best weights; None when stopped."""
+    """Returns the scores of the test part with the best weights; None when stopped.
+
+    A test part that cannot be scored is warned of, because the training is worth keeping. Then the
+    scores are those of the other metrics, or none.
+    """
     step, epoch = _load_best(trainer)
-    scores = measure(trainer, part, "testing")
+    try:
+        scores = measure(trainer, part, "testing")
+    except TrainerError as error:
+        if error.reason not in UNSCORED or not trainer.step.has_finite_weights:
+            raise
+        scores = Scores(error.others if isinstance(error, NothingToScore) else {})
+        outcome = "The other test scores are" if scores else "No test score is"
+        told = f"{error.message} {outcome} in the result."
+        trainer.log.warning("test_not_scored", told)
+        if not scores:
+            return scores
     if scores is None:
         return None
     named = {f"test_{name}": score for name, score in scores.items()}
@@ -121,12 +137,17 @@ def measure(trainer: Trainer, part: Batches, phase: str) -> Scores | None:
     try:
         scores = sums.scores()
     except NothingToScore as error:
+        _require_finite(trainer, error.others, phase)
         is_cut = phase == "evaluating" and trainer.data.is_cut
-        raise NothingToScore(error.what, PARTS[phase], is_cut=is_cut) from None
+        raise error.of_part(PARTS[phase], is_cut=is_cut) from None
+    _require_finite(trainer, scores, phase)
+    return scores
+
+
+def _require_finite(trainer: Trainer, scores: Mapping[str, float], phase: str) -> None:
     for name, score in scores.items():
         if not math.isfinite(score):
             raise _not_finite(trainer, f"{name} while {phase}", score)
-    return scores
 
 
 def _not_finite(trainer: Trainer, what: str, score: float) -> TrainerError:

@@ -103,7 +103,7 @@ def _result(
     return {
         "last": {"step": state.step, "epoch": state.running_epoch(), **state.last},
         "best": state.best.document() if state.best else None,
-        "test": test_scores,
+        "test": test_scores or None,
         **({"naive": naive, "baselines": baselines} if baselines else {}),
     }
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from app.lifecycle import Reason
 from app.planning.ladder import NO_RUNG, Rung
 from tests.trainer.lab import Lab, merged, step_of
 from tests.trainer.recipes.molecules import (
@@ -155,25 +156,41 @@ def test_equal_weights_get_equal_scores(molecules: Lab, task: str) -> None:
     assert scores[1][0] == pytest.approx(scores[0][0], rel=1e-5)
 
 
-@pytest.mark.parametrize("part", ["validation", "test"])
-def test_a_part_of_which_nothing_is_asked_has_no_score(molecules: Lab, part: str) -> None:
+def test_a_validation_part_of_which_nothing_is_asked_ends_the_run(molecules: Lab) -> None:
     """Its molecules have no atoms. A loss of 0 would be the best there is."""
-    held_out = {"validation": [0] * 20 + [5] * 10, "test": [5] * 20 + [0] * 10}
     with h5py.File(molecules.data, "w") as file:
-        write_packed(file, "molecules", graphs_of([*[5] * 70, *held_out[part]]))
+        write_packed(file, "molecules", graphs_of([5] * 70 + [0] * 20 + [5] * 10))
     split: dict[str, Any] = {
         "data": {"split": {"method": "chronological"}},
         "recipe": {"values": 256},
     }
     with pytest.raises(DataError) as caught:
         molecules.run(patch=run_of("masked", **split))
-    told = f"In the {part} part no atom of 'molecules' is hidden, so there is nothing to score"
+    told = "In the validation part no atom of 'molecules' is hidden, so there is nothing to score"
     assert told in caught.value.message
     assert "max_batches" not in caught.value.message, "all of it was looked at"
     few = split | {"evaluation": {"max_batches": 1}}
     with pytest.raises(DataError) as caught:
         molecules.run(patch=run_of("masked", **few))
-    assert ("max_batches" in caught.value.message) == (part == "validation")
+    assert "max_batches" in caught.value.message
+
+
+def test_a_test_part_of_which_nothing_is_asked_has_no_score(molecules: Lab) -> None:
+    with h5py.File(molecules.data, "w") as file:
+        write_packed(file, "molecules", graphs_of([5] * 70 + [5] * 20 + [0] * 10))
+    split: dict[str, Any] = {
+        "data": {"split": {"method": "chronological"}},
+        "recipe": {"values": 256},
+    }
+    done = molecules.run(patch=run_of("masked", **split))
+    assert done.end is not None
+    assert done.end.reason is Reason.completed
+    assert done.result["test"] is None
+    assert done.result["best"]["val_loss"] > 0
+    (warning,) = [one for one in done.of_kind("warning") if one["code"] == "test_not_scored"]
+    told = "In the test part no atom of 'molecules' is hidden, so there is nothing to score"
+    assert warning["message"].startswith(told)
+    assert warning["message"].endswith("No test score is in the result.")
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16-mixed"])

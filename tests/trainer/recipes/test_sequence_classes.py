@@ -202,3 +202,19 @@ def test_a_run_resumes_to_the_bit(lab: Lab) -> None:
     assert len(stopped) == 2
     manifest = json.loads(Path(straight.checkpoint(), "manifest.json").read_text())
     assert (manifest["recipe"]["task"], manifest["recipe"]["classes"]) == ("classification", 3)
+
+
+def test_a_test_part_of_one_class_keeps_the_other_scores(lab: Lab) -> None:
+    write_rings(lab)
+    with h5py.File(lab.data, "a") as file:
+        file["label"][810:] = 1
+    done = lab.run(patch=merged(ROWS, {"training": {"epochs": 1}}))
+    assert done.end is not None
+    assert done.end.reason is Reason.completed
+    assert {"test_f1", "test_accuracy"} <= done.result["test"].keys()
+    assert "test_auc" not in done.result["test"]
+    (warning,) = [one for one in done.of_kind("warning") if one["code"] == "test_not_scored"]
+    assert warning["message"].startswith(
+        "In the test part all samples are of one class, so there is no auc, whatever the model."
+    )
+    assert warning["message"].count(" so ") == 1

@@ -78,7 +78,8 @@ def class_scores(
         areas = torch.tensor([auc_of(counts) for counts in sums["auc"]])
         known = areas[~areas.isnan()]
         if not len(known):
-            raise NothingToScore("all samples are of one class, so there is no auc")
+            others = {name: scores[name] for name in ("loss", *metrics) if name != "auc"}
+            raise NothingToScore("all samples are of one class", metric="auc", others=others)
         scores["auc"] = float(known.mean())
     return {name: scores[name] for name in ("loss", *metrics)}
 

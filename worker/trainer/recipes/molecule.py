@@ -411,14 +411,18 @@ class MoleculeTask(Task):
             each = {"mae": sums["absolute"] / sums["known"], "mse": mse, "rmse": mse.sqrt()}
             loss = sums["loss"].sum().item() / sums["known"].sum().item()
         scores = {"loss": loss}
+        no_area = ""
         for name in self.spec.evaluation.metrics:
             is_scored = (sums["there"] > 0).all(1) if name == "auc" else is_known
             if not is_scored.any():
-                raise NothingToScore(f"no target of {self.target!r} has molecules of both classes")
+                no_area = f"no target of {self.target!r} has molecules of both classes"
+                continue
             scores[name] = each[name][is_scored].mean().item()
             if 1 < len(is_scored) <= MOST_SCORED_TARGETS:
                 columns = is_scored.nonzero()[:, 0].tolist()
                 scores |= {f"{name}_{column}": each[name][column].item() for column in columns}
+        if no_area:
+            raise NothingToScore(no_area, metric="auc", others=scores)
         return scores
 
     def _graphs(self, batch: Batch) -> Graphs:
