@@ -55,6 +55,7 @@ RULES: tuple[GuardRule, ...] = (
     checkpoint.no_validation,
     split.small_part,
     split.class_lacking,
+    data.constant_target,
     evaluation.never_evaluated,
     optimization.plateau_never_acts,
     evaluation.unknown_metric,

@@ -5,6 +5,11 @@ from collections.abc import Sequence
 MOST_NAMED = 5
 
 
+def is_constant(mean: float, std: float) -> bool:
+    """True if numbers of this mean and deviation are equal. Rounding may leave a deviation."""
+    return std <= 1e-9 * abs(mean)
+
+
 def lacking_sentence(part: str, labels: Sequence[int], target: str) -> str:
     """Says which classes of the target no sample of the part has; names MOST_NAMED at most."""
     named = [str(label) for label in labels[:MOST_NAMED]]

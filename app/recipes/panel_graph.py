@@ -330,6 +330,10 @@ class PanelGraph(EncodingRecipe):
         forecast = [len(self.horizons), *([len(self.levels)] if self.levels else [])]
         return {**found, "targets": {data.targets[0]: forecast}}
 
+    def learned_targets(self, data: Data) -> tuple[str, ...]:
+        """The second one says what of the first is known."""
+        return data.targets[:1]
+
     def table_bytes(self, data: Data, arrays: Mapping[str, Array], samples: int) -> int:
         """One byte for each pair of entities and each graph. Dates from the first sample to the
         last are those of the series, but for the first window, or as many as there are samples.

@@ -217,3 +217,18 @@ class Data(SpecModel):
     """What is standardized."""
     loader: Loader = ChunkedLoader()
     """How samples reach the device."""
+
+    @model_validator(mode="after")
+    def _names_each_array_once(self) -> Self:
+        for part in ("inputs", "targets"):
+            names: tuple[str, ...] = getattr(self, part)
+            once = list(dict.fromkeys(names))
+            if len(once) < len(names):
+                repeated = next(name for name in names if names.count(name) > 1)
+                raise disagreement(
+                    part,
+                    f"{part} has {repeated!r} {names.count(repeated)} times",
+                    "The same array again tells the model nothing new, and costs memory and time.",
+                    {part: once},
+                )
+        return self

@@ -214,6 +214,10 @@ class Recipe(SpecModel):
         """Trainable parameters of the model; None where only building it can tell."""
         return None
 
+    def learned_targets(self, data: Data) -> tuple[str, ...]:
+        """Returns the targets that a model learns nothing of if they never vary."""
+        return () if self.hides_targets else data.targets
+
     def table_bytes(self, data: Data, arrays: Mapping[str, Array], samples: int) -> int:
         """Bytes that the tables of `Task.prepare` take, for the memory plan; those that are small
         need not be counted. `samples`: of the dataset that is trained on.

@@ -12,6 +12,7 @@ from tests.guard.changes import (
     CARRIED,
     CHUNKED,
     COMPILED,
+    CONSTANT,
     ENDED,
     EVEN_ATOMS,
     INSPECTING,
@@ -180,6 +181,9 @@ CASES: dict[str, Example] = {
     ),
     "learning.small_part": Example(
         data(split={"validation_fraction": 0.0316}), data(split={"validation_fraction": 0.0319})
+    ),
+    "learning.constant_target": Example(
+        {}, data(targets=["others"]), world(weather(fields={**FIELDS, **CONSTANT}))
     ),
     "learning.class_lacking": Example(
         KINDS, overlay(KINDS, data(split={"method": "random"})), world(SORTED_KINDS)

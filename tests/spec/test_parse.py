@@ -175,6 +175,14 @@ def test_a_part_of_a_split_that_leaves_nothing_is_refused():
     ("change", "place", "told", "values"),
     [
         (
+            {"data": {"dataset": "d", "inputs": ["a", "b", "a"]}},
+            "data.inputs", "tells the model nothing new", [["a", "b"]],
+        ),
+        (
+            {"data": {"dataset": "d", "inputs": ["a"], "targets": ["y", "y"]}},
+            "data.targets", "tells the model nothing new", [["y"]],
+        ),
+        (
             {"data": {"dataset": "d", "split": {"validation_fraction": 0.6, "test_fraction": 0.5}}},
             "data.split.validation_fraction", "hold out 110% of the samples", [0.2],
         ),

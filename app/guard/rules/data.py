@@ -8,6 +8,7 @@ from app.guard.case import Case, Loc
 from app.guard.facts import DatasetFacts, FieldFacts, known
 from app.guard.rule import Finding, rule
 from app.guard.wording import size
+from app.planning.labels import is_constant
 from app.samples import sample_with
 from app.spec.installed import INSTALLED
 from app.spec.issue import pointer
@@ -335,6 +336,27 @@ def target_is_input(case: Case) -> Iterator[Finding]:
                 f"{name!r} is both input and target.",
                 "The model would be shown what it is to forecast, and its score would be that of "
                 "copying. Take it out of data.inputs, or forecast another array.",
+            )
+
+
+@rule(
+    "learning.constant_target",
+    severity="warning",
+    stands_on="The mean of the training part forecasts a target that never varies without error.",
+)
+def constant_target(case: Case) -> Iterator[Finding]:
+    """Every target varies in the rows that the inspection sampled."""
+    dataset, data = case.dataset, case.spec.data
+    learned = case.spec.recipe.learned_targets(data)
+    for position, name, array in named_fields(dataset, data.targets):
+        std = known(array.std, f"the spread of {name!r} in {dataset.name}")
+        mean = known(array.mean, f"the mean of {name!r} in {dataset.name}")
+        if name in learned and is_constant(mean, std):
+            yield Finding(
+                ("data", "targets", position),
+                f"{name!r} is {mean:.6g} in all rows that were sampled, with deviation 0.",
+                "Nothing can be learned of a target that never varies: every model has the same "
+                "score. Check the column that it was made of, or name another array.",
             )
 
 

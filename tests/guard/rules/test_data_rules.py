@@ -11,7 +11,7 @@ from app.planning.arithmetic import PartSizes
 from app.recipes.sequence import Sequence
 from app.spec.layers import overlay
 from app.spec.recipe import Array
-from tests.guard.changes import KINDS, SORTED_KINDS
+from tests.guard.changes import KINDS, PANEL, PRICES, SORTED_KINDS
 from tests.guard.world import FIELDS, codes, plan_of, weather, world
 
 LEAK, RAGGED = "correctness.leaking_split", "correctness.ragged_array"
@@ -446,3 +446,15 @@ def test_a_plan_says_how_to_inspect_what_an_earlier_version_inspected():
         assert "`stoker data register weather weather.h5` inspects it again" in missing[code]
     assert plan.estimate is not None
     assert plan.estimate["batch_worth"] is None
+
+
+def test_what_of_a_panel_is_known_may_be_constant():
+    fields = dict(PRICES.fields)
+    fields["known"] = replace(fields["known"], mean=1.0, std=0.0)
+    told = "learning.constant_target"
+    assert told not in codes(plan_of(PANEL, world(replace(PRICES, fields=fields))))
+    fields["targets"] = replace(fields["targets"], mean=1.0, std=0.0)
+    plan = plan_of(PANEL, world(replace(PRICES, fields=fields)))
+    (issue,) = [one for one in plan.issues if one.code == told]
+    assert issue.loc == ["data", "targets", 0]
+    assert issue.message.startswith("'targets' is 1 in all rows that were sampled")

@@ -21,6 +21,7 @@ NO_FIX = {  # what no change of the spec would mend
     "correctness.dataset_invalid",
     "correctness.dataset_not_ready",
     "correctness.init_from_missing",
+    "learning.constant_target",
     "learning.init_from_other_shape",
     "correctness.nonfinite_values",
     "correctness.packed_array",

@@ -371,6 +371,13 @@ def test_stretches_of_the_file_without_a_class_are_listed(tmp_path, monkeypatch,
     assert [one["absent"] for one in told] == [[], [(0, 3_000), (3_020, 5_000), (5_001, 6_000)]]
 
 
+@pytest.mark.parametrize("name", ["targets", "y"])
+def test_a_constant_array_of_one_number_a_sample_is_warned_of(tmp_path, name):
+    warnings = inspect(write(tmp_path / "a.h5", **{name: np.full(300, 0.1)}))["warnings"]
+    (told,) = [one["message"] for one in warnings if one["code"] == "constant_target"]
+    assert told.startswith(f"{name!r} is 0.1 in all 300 rows")
+
+
 def test_a_class_that_the_usual_validation_part_lacks_is_warned_of(tmp_path):
     """The last fifth, of which a class may be absent from a part alone."""
     labels = np.tile(np.arange(4), 250)
@@ -380,7 +387,10 @@ def test_a_class_that_the_usual_validation_part_lacks_is_warned_of(tmp_path):
     (told,) = [one["message"] for one in warnings if one["code"] == "class_lacking"]
     assert told.startswith("No sample of the validation part has class 3 of 'targets'. These are")
     assert "the last 200 samples" in told
-    for other in (labels.astype(np.float32), labels[:700], labels[:, None].repeat(2, 1)):
+    labels_as_floats = inspect(write(tmp_path / "a.h5", label=labels.astype(np.float32)))
+    (told,) = [one["message"] for one in labels_as_floats["warnings"]]
+    assert told.startswith("No sample of the validation part has class 3 of 'label'.")
+    for other in (labels[:700], labels[:, None].repeat(2, 1), labels + 0.5):
         warnings = inspect(write(tmp_path / "a.h5", targets=other))["warnings"]
         assert "class_lacking" not in [one["code"] for one in warnings]
 

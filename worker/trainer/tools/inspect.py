@@ -7,6 +7,7 @@ with limits on memory and time, and read a missing document as an unreadable fil
 
 import argparse
 import json
+import math
 import sys
 import time
 from pathlib import Path
@@ -17,7 +18,7 @@ import numpy as np
 
 from app.mounts import on_network
 from app.planning.arithmetic import part_ranges
-from app.planning.labels import lacking_sentence
+from app.planning.labels import is_constant, lacking_sentence
 from app.spec.data import ChronologicalSplit
 from app.spec.suffixes import CONVERTED, TABLES
 from worker.trainer.data.fingerprint import fingerprint
@@ -120,14 +121,25 @@ def inspect(path: Path) -> dict[str, Any]:
     return report
 
 
+def _likely_targets(report: dict[str, Any]) -> list[str]:
+    """Returns the arrays that the file names as targets, else those of one number a sample, and
+    the one of the usual name.
+    """
+    if roles := (report["layout"] or {}).get("roles"):
+        return list(roles[TARGETS])
+    return [
+        name
+        for name, field in report["fields"].items()
+        if name == TARGETS or (math.prod(field["shape"]) == 1 and field["lengths"] is None)
+    ]
+
+
 def _add_constant_targets(report: dict[str, Any]) -> None:
-    """Warns of targets, as the file names them or by their usual name, that never change."""
-    roles = (report["layout"] or {}).get("roles") or {TARGETS: [TARGETS]}
-    for name in roles[TARGETS]:
+    """Warns of arrays that may be targets and never change."""
+    for name in _likely_targets(report):
         field = report["fields"].get(name, {})
         mean, std = field.get("mean"), field.get("std")
-        # The deviation of equal numbers is rounded, and hardly ever exactly 0.
-        if mean is not None and std is not None and std <= 1e-9 * abs(mean):
+        if mean is not None and std is not None and is_constant(mean, std):
             _add(
                 report,
                 "constant_target",
@@ -139,12 +151,13 @@ def _add_constant_targets(report: dict[str, Any]) -> None:
 
 
 def _add_lacking_classes(report: dict[str, Any]) -> None:
-    """Warns of whole-number targets of which the usual validation part lacks a class."""
-    roles = (report["layout"] or {}).get("roles") or {TARGETS: [TARGETS]}
-    for name in roles[TARGETS]:
+    """Warns of whole numbers of which the usual validation part lacks a class. Floats may hold
+    them too, as molecules' labels do.
+    """
+    for name in _likely_targets(report):
         field, samples = report["fields"].get(name, {}), report["samples"]
         classes = field.get("classes")
-        if classes is None or np.dtype(field["dtype"]).kind not in "biu":
+        if classes is None:
             continue
         _, validation, _ = part_ranges(ChronologicalSplit(), samples)
         lacking = [
