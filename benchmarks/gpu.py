@@ -2,9 +2,10 @@
 
 Every workload is trained in bf16 with the steps of a run: its rate and the share of batches that
 lie in memory already, utilization, peak memory, launches and waits a step, and whether the step is
-captured or why not. Then come recomputed activations, a checkpoint's copy to the host, compilation
-and the GPU tests. Each part has a process and a time limit of its own, and the JSON is written
-after each one. Parts can be named. `--device cpu --quick` tries the script without a GPU.
+captured or why not. Then come recomputed activations, a checkpoint's copy to the host, compilation,
+the cards and slots that an agent sees (MIG, MPS) and the GPU tests. Each part has a process and a
+time limit of its own, and the JSON is written after each one. Parts can be named. `--device cpu
+--quick` tries the script without a GPU.
 """
 
 import argparse
@@ -18,7 +19,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import cycle, islice
@@ -32,6 +33,7 @@ from numpy.typing import NDArray
 
 from app.container import usable_cores
 from app.planning.ladder import NO_RUNG
+from app.settings import load_settings
 from app.spec.run import RunSpec
 from benchmarks.figures import environment
 from benchmarks.heap import OF_TRAINERS
@@ -39,6 +41,8 @@ from benchmarks.loading import files as windows
 from benchmarks.loading.arms import settle
 from benchmarks.steps import unstopped
 from benchmarks.training.gpu import SYNCHRONIZED
+from worker.agent.devices import Devices
+from worker.agent.slots import AgentIndex
 from worker.launch.local import OWNERS_MEMORY
 from worker.trainer.build import build_step
 from worker.trainer.checkpoints.snapshot import PINNED_BYTES, copy_through
@@ -404,6 +408,67 @@ def _forget_compiled() -> None:
     counters.clear()
 
 
+def devices(bench: Bench) -> Found:
+    """Returns the cards and slots that an agent sees here. `error` if it counts the server of MPS
+    as foreign work, or offers a card that MIG has divided.
+    """
+    with tempfile.TemporaryDirectory(prefix="stoker-bench-") as home:
+        settings = load_settings(home=Path(home))
+        with closing(AgentIndex(settings.locks_dir)) as agent:
+            with closing(Devices(settings, agent.number)) as seen:
+                seen.refresh()
+                gpus, why_none = seen.telemetry.gpus or (), seen.telemetry.why_absent
+            slots = [
+                {"device": slot.device, "uuid": slot.uuid, "waiting": slot.waiting}
+                for slot in seen.slots
+            ]
+    servers = _mps_servers() if gpus else {}
+    cards = [
+        {
+            "index": gpu.index,
+            "uuid": gpu.uuid,
+            "model": gpu.model,
+            "driver": gpu.driver,
+            "is_divided_by_mig": gpu.is_divided,
+            "mps_servers": servers.get(gpu.uuid, []),
+            "computing": [pid for pid, _ in gpu.processes],
+        }
+        for gpu in gpus
+    ]
+    found: Found = {"cards": cards, "why_none": why_none, "slots": slots}
+    faults = device_faults(cards, slots)
+    return found | ({"error": " ".join(faults)} if faults else {})
+
+
+def _mps_servers() -> dict[str, list[int]]:
+    """Returns the processes of MPS servers by the UUID of their GPU; lost GPUs are left out."""
+    import pynvml  # late, since a host without a driver has no need of it
+
+    from worker.telemetry.nvml import is_mps_server, listed
+
+    pynvml.nvmlInit()
+    servers = {}
+    for index in range(pynvml.nvmlDeviceGetCount()):
+        with suppress(pynvml.NVMLError):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            pids = [one["pid"] for one in listed(handle) if is_mps_server(one["pid"])]
+            servers[pynvml.nvmlDeviceGetUUID(handle)] = pids
+    return servers
+
+
+def device_faults(cards: Sequence[Found], slots: Sequence[Found]) -> list[str]:
+    """Returns a sentence for each card that the agent sees otherwise than it should."""
+    waiting = {slot["uuid"]: slot["waiting"] for slot in slots}
+    faults = []
+    for card in cards:
+        if counted := set(card["mps_servers"]) & set(card["computing"]):
+            pids = ", ".join(map(str, sorted(counted)))
+            faults.append(f"GPU {card['index']}: the MPS server ({pids}) counts as foreign work.")
+        if card["is_divided_by_mig"] and waiting.get(card["uuid"], "no slot") is None:
+            faults.append(f"GPU {card['index']} is divided by MIG, and its slot takes runs.")
+    return faults
+
+
 def gpu_tests(bench: Bench) -> Found:
     """Counts how the tests marked gpu ended, as far as they came in the time."""
     command = [sys.executable, "-m", "pytest", "-v", "-m", "gpu", "-p", "no:cacheprovider", "tests"]
@@ -432,12 +497,13 @@ CHECKS: Mapping[str, Callable[[Bench], Found]] = {
     "recomputed": recomputed,
     "pinned": pinned,
     "compile": compilation,
+    "devices": devices,
     "tests": gpu_tests,
 }
 PARTS = (*WORKLOADS, *CHECKS)
 # Each of them at most; the tests take what is left.
 MOST_SECONDS = dict.fromkeys(PARTS, 60.0) | {"compile": 100.0, "tests": BUDGET_SECONDS}
-QUICK_PARTS = ("weather-gru", "molecule-pretrain", "recomputed", "pinned")
+QUICK_PARTS = ("weather-gru", "molecule-pretrain", "recomputed", "pinned", "devices")
 
 
 def measure(part: str, bench: Bench) -> Found:

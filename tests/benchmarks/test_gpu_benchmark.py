@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from benchmarks import gpu
-from benchmarks.gpu import Bench, in_a_process, main, measure_all
+from benchmarks.gpu import Bench, device_faults, in_a_process, main, measure_all
 
 ON_CPU = Bench("cpu", quick=True)
+FAKE_HOST = str(Path(__file__).parents[1] / "worker" / "fake_nvml")
+SERVER, CLIENT = 4_100_001, 4_100_002
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device")
@@ -83,3 +85,45 @@ def test_the_tests_that_need_a_gpu_are_counted_as_far_as_they_came(
     assert (found["timed_out"], found["exit_code"]) == (True, None)
     assert (found["passed"], found["failed"], found["skipped"]) == (1, 1, 1)
     assert found["bad"] == ["tests/test_some.py::test_bad"]
+
+
+def test_cards_and_slots_are_those_that_the_agent_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One card is divided by MIG, one has an MPS server with a client, and one the server alone."""
+    alone = {"pids": [SERVER], "held": 30 * 2**30}
+    world = {
+        "gpus": [{"mig": 1}, {"mig": 0, "pids": [SERVER], "mps": [CLIENT]}, alone],
+        "programs": {str(SERVER): "/usr/bin/nvidia-cuda-mps-server"},
+    }
+    monkeypatch.setenv("PYTHONPATH", FAKE_HOST)
+    monkeypatch.setenv("FAKE_NVML", json.dumps(world))
+    found = in_a_process("devices", ON_CPU, 100.0)
+    assert "error" not in found, found
+    divided, served, idle = found["cards"]
+    assert [card["is_divided_by_mig"] for card in found["cards"]] == [True, False, False]
+    assert (divided["mps_servers"], divided["computing"]) == ([], [])
+    assert (idle["mps_servers"], idle["computing"]) == ([SERVER], [])
+    assert (served["mps_servers"], served["computing"]) == ([SERVER], [CLIENT])
+    assert [slot["device"] for slot in found["slots"]] == ["cuda:0", "cuda:1", "cuda:2", "cpu"]
+    assert "GPU 0 is divided by MIG" in found["slots"][0]["waiting"]
+    assert [found["slots"][number]["waiting"] for number in (2, 3)] == [None, None]
+
+
+def test_without_a_driver_the_cards_are_none_and_it_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", FAKE_HOST)
+    monkeypatch.setenv("FAKE_NVML", json.dumps({"error": "NVML Shared Library Not Found"}))
+    found = in_a_process("devices", ON_CPU, 100.0)
+    assert (found["cards"], found["why_none"]) == ([], "NVML Shared Library Not Found")
+    assert [slot["device"] for slot in found["slots"]] == ["cpu"]
+
+
+def test_an_mps_server_that_counts_or_a_divided_card_that_is_offered_is_an_error() -> None:
+    card = {"index": "0", "uuid": "GPU-0", "is_divided_by_mig": False}
+    served = card | {"mps_servers": [7], "computing": [7, 8]}
+    divided = card | {"mps_servers": [], "computing": [], "is_divided_by_mig": True}
+    free = [{"device": "cuda:0", "uuid": "GPU-0", "waiting": None}]
+    refused = [free[0] | {"waiting": "GPU 0 is divided by MIG."}]
+    assert device_faults([served], free) == ["GPU 0: the MPS server (7) counts as foreign work."]
+    assert device_faults([divided], free) == ["GPU 0 is divided by MIG, and its slot takes runs."]
+    assert device_faults([divided], refused) == device_faults([divided], []) == []

@@ -84,12 +84,21 @@ def _computing(handle: Any) -> list[Document]:
 
     The server holds a context, but no work of its own, and outlives the programs that it serves.
     """
-    listed = [
+    return [process for process in listed(handle) if not is_mps_server(process["pid"])]
+
+
+def listed(handle: Any) -> list[Document]:
+    """Returns every process that the driver lists as computing on this GPU."""
+    processes = [
         *_processes(pynvml.nvmlDeviceGetComputeRunningProcesses, handle),
         *_processes(pynvml.nvmlDeviceGetMPSComputeRunningProcesses, handle),
     ]
-    by_pid = {process["pid"]: process for process in listed}
-    return [process for pid, process in by_pid.items() if _program(pid) != MPS_SERVER]
+    return list({process["pid"]: process for process in processes}.values())
+
+
+def is_mps_server(pid: int) -> bool:
+    """True if the driver names the server of MPS as the process's program."""
+    return _program(pid) == MPS_SERVER
 
 
 def _program(pid: int) -> str | None:
