@@ -110,7 +110,7 @@ def test_curves_are_drawn_of_what_stoker_metrics_writes(tmp_path):
     panel = Panel.read(f"F1 <mean>|{path}|val_f1|0.25")
     picture = ElementTree.fromstring(draw([panel, panel]))  # noqa: S314 - drawn above
     texts = [text.text for text in picture.iter("{http://www.w3.org/2000/svg}text")]
-    assert texts[:5] == ["F1 <mean>", "0.50", "0.90", "step 20", "naive 0.25"]
+    assert texts[:5] == ["F1 <mean>", "0.50", "0.90", "step 20", "best baseline 0.25"]
     (line, _) = picture.iter("{http://www.w3.org/2000/svg}polyline")
     (first, last) = (point.split(",") for point in line.attrib["points"].split())
     assert float(first[0]) < float(last[0])
