@@ -22,6 +22,7 @@ from worker.trainer.checkpoints import disk
 from worker.trainer.data.batch import Batch
 from worker.trainer.data.fingerprint import fingerprint
 from worker.trainer.recipes.base import Task
+from worker.trainer.report import baselines
 from worker.trainer.report.preparing import Preparing
 from worker.trainer.run import End, execute
 from worker.trainer.step import WINDOW as SINCE_LOG_POINT
@@ -141,7 +142,9 @@ def no_more(*_: Any) -> None:
 
 
 class StopAtPoll(StopFlag):
-    """Asks to stop when it is looked at for the n-th time, which may be inside an evaluation."""
+    """Asks to stop when it is looked at for the n-th time, which may be inside an evaluation. Looks
+    of the baselines, which come after the training, do not count.
+    """
 
     def __init__(self, polls: int | None = None, kill: bool = False) -> None:
         super().__init__()
@@ -151,6 +154,8 @@ class StopAtPoll(StopFlag):
 
     @property
     def requested(self) -> bool:
+        if sys._getframe(1).f_code.co_filename == baselines.__file__:
+            return False
         self.polls += 1
         if self.polls_left is not None and self.polls > self.polls_left:
             if self.kill:
