@@ -189,7 +189,7 @@ def test_an_auc_of_one_class_is_refused(molecules: Lab) -> None:
     with h5py.File(molecules.data, "r+") as file:
         file["targets"][140:] = 1.0
     patch = run_of("classification", **CHRONOLOGICAL, evaluation={"metrics": ["auc"]})
-    with pytest.raises(DataError, match="no target of 'targets' has molecules of both classes"):
+    with pytest.raises(DataError, match="validation part are of one class of 'targets'"):
         molecules.run(patch=patch)
 
 

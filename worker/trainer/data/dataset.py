@@ -35,7 +35,7 @@ from worker.trainer.data.feed.rows import piece_bounds, read_rows
 from worker.trainer.data.feed.samples import BatchSource, MakeDataset
 from worker.trainer.data.feed.transfer import HostDevice, Transfer
 from worker.trainer.data.groups import group_buckets
-from worker.trainer.data.labels import lacking_classes
+from worker.trainer.data.labels import judge_labels
 from worker.trainer.data.lanes import LaneBreaks, lane_breaks
 from worker.trainer.data.order import ORDER_VERSION, Order
 from worker.trainer.data.source import (
@@ -269,6 +269,8 @@ def open_data(
     plans = _plans(spec, parts, rung)
     made = spec.recipe.dataset_arrays(data, arrays_of(training.fields))
     fields, make = (training.fields, None) if made is None else (fields_of(made), make_dataset)
+    has_labels = made is None and "class_weights" in spec.recipe.takes_weights
+    judged = judge_labels(spec, checked, parts, preparing) if has_labels else []
     opener: Opener
     if isinstance(data.loader, ChunkedLoader):
         memory = device_memory(device, host_budget_bytes, beside_bytes)
@@ -290,10 +292,7 @@ def open_data(
     streams, read = (train, validation, test), batch_source(training, fields, make)
     if (breaks := _lane_breaks(spec, training, parts.train, order, device)) is not None:
         description["lane_breaks"] = int(breaks.marks.sum())
-    warnings = opener.warnings()
-    if made is None and "class_weights" in spec.recipe.takes_weights:
-        lacking = lacking_classes(data, checked, parts, preparing)
-        warnings += [("class_lacking", sentence) for sentence in lacking]
+    warnings = opener.warnings() + judged
     is_cut = parts.validation is not whole.validation
     return DataSet(
         data, checked, parts.train, streams, description, warnings, read, breaks, is_cut=is_cut
