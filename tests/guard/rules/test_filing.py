@@ -49,6 +49,7 @@ FILE_OF = {place: file for file, places in FILES.items() for place in places}
 ALSO = {
     "correctness.never_evaluated": {"checkpoint"},  # the patience, where evaluations are too few
     "correctness.plateau_never_acts": {"evaluation"},  # that there is none
+    "correctness.unknown_monitor": {"optimization"},  # what the schedule plateau looks at
     "learning.small_part": {"evaluation"},  # the batches that are looked at of a large part
     "correctness.leaking_split": {"data"},  # a dataset that is named for two parts
     "memory.over_budget": {"loader"},  # chunks, where they alone are too large
