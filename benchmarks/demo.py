@@ -214,8 +214,8 @@ def print_result(client: Client, runs: tuple[Document, Document]) -> None:
     heading("result, tested on November and December")
     for one in sorted(baselines, key=lambda one: -one["value"]):
         say(f"baseline       {one['value']:5.2f} °C mean absolute error, {one['name']}")
-    say(f"the model      {tested:5.2f} °C, with the weights of step {best['step']}, which have")
-    say(f"               {best['val_mae']:.2f} °C on September and October, the validation part")
+    say(f"the model      {tested:5.2f} °C, by the checkpoint of step {best['step']}, the best on")
+    say(f"               September and October ({best['val_mae']:.2f} °C)")
     for row in client.every(client.checkpoints, finished["id"]):
         which = " and ".join(name for name in ("latest", "best") if row[f"is_{name}"])
         say(f"checkpoint     step {row['step']}, {size(row['bytes'])}, {which or 'kept'}")

@@ -144,7 +144,7 @@ def batch_above_samples(case: Case) -> Iterator[Finding]:
         f"for {batch:,}."
     )
     fix: dict[str, Any] = {"/training/batch_size": training}
-    if _has_few_steps(case):
+    if case.spec.training.max_steps is None and 0 < case.steps < FEW_STEPS:
         why += f" The whole run would have {_counted(case.steps, 'step')}, too few to learn much."
         fix |= _more_steps(case)
     yield Finding(
