@@ -31,7 +31,8 @@ from app.store.checkpoint_rows import (
 from app.store.engine.clock import Clock
 from app.store.engine.database import Database, retried
 from app.store.live_workers import require_alive
-from app.store.records import DamagedCheckpoint, Document, Inspection, NewCheckpoint
+from app.store.records import DamagedCheckpoint, Document, Inspection, NewCheckpoint, Unsent
+from app.store.runs.beats import add_unsent
 from app.store.runs.expiry import expire_jobs
 from app.store.tables import checkpoints, datasets, jobs, runs, workers
 from app.store.telemetry.memory_profiles import add_measured
@@ -358,6 +359,10 @@ def _settle_reconciliation(connection: Connection, job: JobRecord) -> None:
     others = checkpoints.c.id.not_in(_ids_being_removed(connection))
     _give_up_removal(connection, and_(checkpoints.c.run_id == run_id, others))
     add_checkpoints(connection, run_id, attempt, [NewCheckpoint(**one) for one in found["adopted"]])
+    unsent = found.pop("unsent", [])  # may be megabytes, so it is not kept in the job's row
+    connection.execute(update(jobs).where(jobs.c.id == job.id).values(result=found))
+    for one in unsent:
+        add_unsent(connection, run_id, Unsent.from_json(one))
     damaged = [DamagedCheckpoint(**one) for one in found["damaged"]]
     damage_checkpoints(connection, run_id, attempt, damaged)
 

@@ -176,6 +176,10 @@ class AttemptRecord:
     applied: Document | None
     environment: Document | None
     resumed_from_step: int | None
+    log_read: int | None
+    """Bytes of its log file that the store has; None if an earlier version wrote it."""
+    events_read: int | None
+    """The same of its file of events."""
 
 
 @dataclass(frozen=True)
@@ -274,6 +278,33 @@ class Beat:
     devices: list[str] | None = None
     resumed_from_step: int | None = None
     result: Document | None = None
+    log_read: int | None = None
+    """Bytes of the attempt's log file up to the end of `log_text`."""
+    events_read: int | None = None
+    """Bytes of its file of events up to the last of `events`."""
+
+
+@dataclass(frozen=True)
+class Unsent:
+    """What an attempt wrote and its agent did not send, because the agent was killed.
+
+    Read from its files later, from `log_from` and `events_from` to `log_to` and `events_to`, bytes.
+    """
+
+    attempt: int
+    log_from: int
+    log_to: int
+    events_from: int
+    events_to: int
+    log_text: str
+    events: Sequence[NewEvent]
+    metric_points: Sequence[MetricPoint]
+
+    @classmethod
+    def from_json(cls, document: Document) -> "Unsent":
+        events = [NewEvent(**one) for one in document["events"]]
+        points = [MetricPoint(**one) for one in document["metric_points"]]
+        return cls(**{**document, "events": events, "metric_points": points})
 
 
 @dataclass(frozen=True)

@@ -228,6 +228,9 @@ attempts = wide_table(
     Column("preempted_for", Id),
     Column("saved_checkpoints", Integer, nullable=False),
     Column("log_bytes", BigInteger, nullable=False),
+    # Bytes of the attempt's files that beats have brought. NULL: an earlier version did not count.
+    Column("log_read", BigInteger),
+    Column("events_read", BigInteger),
 )
 
 events = wide_table(

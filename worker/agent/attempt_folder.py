@@ -23,9 +23,9 @@ LAST_WORDS_BYTES = 2**20
 class Tail:
     """What was appended to a file since the last read; a file that is not there yet is empty."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, offset: int = 0) -> None:
         self.path = path
-        self.offset = 0
+        self.offset = offset
 
     def read(self, limit: int) -> bytes:
         try:
@@ -62,6 +62,11 @@ class EventTail:
             events.append(self._end_line())
         self._append(rest)
         return [event for event in events if event is not None]
+
+    @property
+    def taken(self) -> int:
+        """Bytes of the file up to the end of the last whole line that was read."""
+        return self.tail.offset - len(self._rest) - self._dropped
 
     def _append(self, part: bytes) -> None:
         length = len(self._rest) + len(part)
@@ -103,9 +108,14 @@ class LogTail:
     The store keeps the begin and the end of a log, so the middle of one that is long is not read.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.tail = Tail(path)
+    def __init__(self, path: Path, offset: int = 0) -> None:
+        self.tail = Tail(path, offset)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    @property
+    def taken(self) -> int:
+        """Bytes of the file up to the last whole character that was read."""
+        return self.tail.offset - len(self._decoder.getstate()[0])
 
     def read(self, limit: int = PIECE_BYTES) -> str:
         """The text of the next `limit` bytes that are not left out."""
@@ -126,17 +136,21 @@ class Piece:
     events: list[Document]
     event_bytes: int
     log_text: str
+    events_read: int
+    """Bytes of the file of events that all pieces so far have taken in."""
+    log_read: int
+    """The same of the log."""
     pulse: tuple[int, int] | None
     is_last: bool
 
 
 class AttemptDir:
-    """Paths and small documents of one attempt."""
+    """Paths and small documents of one attempt. `log_read`: bytes of its log to skip."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, log_read: int = 0) -> None:
         self.path = path
         self.events = EventTail(path / "events.jsonl")
-        self.log = LogTail(path / "trainer.log")
+        self.log = LogTail(path / "trainer.log", log_read)
         self._trimmer = LogTrimmer(self.log.tail.path)
 
     def create(self, spec: Document) -> None:
@@ -157,7 +171,8 @@ class AttemptDir:
         self._trimmer.trim()
         is_last = not self.events.tail.backlog() and not self.log.tail.backlog()
         size = self.events.tail.offset - before
-        return Piece(events, size, log_text, self.pulse(), is_last)
+        taken = self.events.taken, self.log.taken
+        return Piece(events, size, log_text, *taken, self.pulse(), is_last)
 
     def pulse(self) -> tuple[int, int] | None:
         """(phase index, counter) as the trainer last wrote them; None before it has started."""

@@ -62,6 +62,8 @@ class Outbox:
     damaged_checkpoints: list[DamagedCheckpoint] = field(default_factory=list)
     removed_checkpoints: list[str] = field(default_factory=list)
     log_text: str = ""
+    log_read: int | None = None
+    events_read: int | None = None
     event_bytes: int = 0  # of the lines from which all this was taken
 
 
@@ -158,6 +160,8 @@ class BeatReport:
                 events=news.events,
                 metric_points=list(news.points.values()),
                 log_text=news.log_text,
+                log_read=news.log_read,
+                events_read=news.events_read,
                 checkpoints=news.checkpoints,
                 damaged_checkpoints=news.damaged_checkpoints,
                 removed_checkpoints=news.removed_checkpoints,

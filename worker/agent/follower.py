@@ -46,8 +46,10 @@ class Follower:
         self._errand = None
         piece = errand.result()
         self._report.take(piece.events)
-        self._report.outbox.event_bytes += piece.event_bytes
-        self._report.outbox.log_text += piece.log_text
+        outbox = self._report.outbox
+        outbox.event_bytes += piece.event_bytes
+        outbox.log_text += piece.log_text
+        outbox.events_read, outbox.log_read = piece.events_read, piece.log_read
         self.pulse = piece.pulse
         self.is_through = piece.is_last
 

@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from app.settings import Settings
-from app.store.records import CheckpointRecord, Inspection
+from app.store.records import Inspection
+from app.store.store import Store
 from app.store.worker_records import JobRecord
 from worker.agent.errand import WatchedRoot
 from worker.start.preparation import confined
@@ -100,8 +101,8 @@ def removal(job: JobRecord, artifacts: WatchedRoot) -> Work:
     )
 
 
-def reconciliation(job: JobRecord, artifacts: WatchedRoot, rows: list[CheckpointRecord]) -> Work:
-    """Compare the checkpoints of a run that ended unwatched with `rows`, what is known of them."""
+def reconciliation(job: JobRecord, artifacts: WatchedRoot, store: Store) -> Work:
+    """Compares the folders of a run that ended unwatched with what the store knows of it."""
 
     def outcome(end: JobEnd) -> JobOutcome:
         if end.returncode:
@@ -110,13 +111,17 @@ def reconciliation(job: JobRecord, artifacts: WatchedRoot, rows: list[Checkpoint
             )
         return JobOutcome(job, result=json.loads(end.text))
 
-    root, run = str(artifacts.path), str(job.payload["run_id"])
+    root, run_id = str(artifacts.path), job.payload["run_id"]
+    known = {
+        "checkpoints": [asdict(row) for row in store.checkpoints.list(run_id)],
+        "attempts": [asdict(row) for row in store.attempts.list(run_id)],
+    }
     return Work(
-        [*_module("worker.jobs.reconcile"), root, artifacts.database_id, run],
+        [*_module("worker.jobs.reconcile"), root, artifacts.database_id, str(run_id)],
         RECONCILE_SECONDS,
         outcome,
         _environment(),
-        given=json.dumps([asdict(row) for row in rows]).encode(),
+        given=json.dumps(known).encode(),
         tells_errors=True,
     )
 

@@ -104,8 +104,7 @@ class JobRunner:
         if job.kind == "remove_artifacts":
             return removal(job, self._artifacts)
         if job.kind == "reconcile_checkpoints":
-            rows = self._store.checkpoints.list(job.payload["run_id"])
-            return reconciliation(job, self._artifacts, rows)
+            return reconciliation(job, self._artifacts, self._store)
         if job.kind == "export_checkpoint":
             return export(job, self._settings, self._store, self._devices)
         if job.kind == "import_checkpoint":

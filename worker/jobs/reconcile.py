@@ -1,8 +1,9 @@
 """The child of a job: what lies on disk of a run that ended before all of it was told.
 
-`python -m worker.jobs.reconcile ARTIFACT_ROOT DATABASE_ID RUN_ID` reads the rows that the store
-knows from standard input, as JSON, and prints what the store has yet to learn. Removals that had
-begun are finished. It ends with 1 and a sentence when that cannot be said now.
+`python -m worker.jobs.reconcile ARTIFACT_ROOT DATABASE_ID RUN_ID` reads what the store knows from
+standard input: the checkpoints and attempts, as JSON. It prints what the store has yet to learn of
+checkpoints, logs, events and curves. Removals that had begun are finished. It ends with 1 and a
+sentence when that cannot be said now.
 """
 
 import json
@@ -12,19 +13,24 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from app.store.artifact_root import is_marked
-from app.store.records import CheckpointRecord
+from app.store.records import AttemptRecord, CheckpointRecord
 from worker.agent.checkpoint_folders import Reconciled, Unreadable, on_disk, reconcile, remove
 from worker.agent.slots import take_lock
+from worker.agent.unsent import unsent_of
 
 # Whoever holds it may be saving for minutes, and this is the worker's only place for a job.
 LOCK_SECONDS = 3.0
 LOCK_RETRY_SECONDS = 0.2
+MOST_UNSENT_BYTES = 12 * 2**20
 
 
 def main(artifact_root: Path, database_id: str, run_id: int) -> int:
-    rows = [CheckpointRecord(**row) for row in json.load(sys.stdin)]
+    known = json.load(sys.stdin)
+    rows = [CheckpointRecord(**row) for row in known["checkpoints"]]
+    attempts = [AttemptRecord(**row) for row in known["attempts"]]
     if not is_marked(artifact_root, database_id):
         return _cannot_say(f"the artifact root {artifact_root} is away")
     run_dir, lock = artifact_root / "runs" / str(run_id), None
@@ -33,7 +39,8 @@ def main(artifact_root: Path, database_id: str, run_id: int) -> int:
             lock = _wait_for_lock(run_dir / "lock")
             if lock is None:
                 return _cannot_say("processes of the run are still alive, and may be saving")
-        found = _compare(rows, artifact_root, run_dir)
+        found = asdict(_compare(rows, artifact_root, run_dir))
+        found["unsent"] = _read_unsent(run_dir, attempts, artifact_root)
     except Unreadable as error:
         return _cannot_say(str(error))
     except OSError as error:  # such as of a folder that is being removed
@@ -44,8 +51,22 @@ def main(artifact_root: Path, database_id: str, run_id: int) -> int:
             os.close(lock)
     if not is_marked(artifact_root, database_id):
         return _cannot_say(f"the artifact root {artifact_root} went away meanwhile")
-    sys.stdout.write(json.dumps(asdict(found)))
+    sys.stdout.write(json.dumps(found))
     return 0
+
+
+def _read_unsent(
+    run_dir: Path, attempts: Sequence[AttemptRecord], artifact_root: Path
+) -> list[dict[str, Any]]:
+    """Returns what fits into the job's answer; the store takes the pieces in this order."""
+    documents, size = [], 0
+    for unsent in unsent_of(run_dir, attempts, artifact_root):
+        document = asdict(unsent)
+        size += len(json.dumps(document))
+        if size > MOST_UNSENT_BYTES:
+            break
+        documents.append(document)
+    return documents
 
 
 def _compare(rows: Sequence[CheckpointRecord], artifact_root: Path, run_dir: Path) -> Reconciled:

@@ -32,6 +32,7 @@ from worker.agent.classify import Evidence, Verdict, classify, failed_here
 from worker.agent.devices import Devices
 from worker.agent.errand import WatchedRoot
 from worker.agent.slots import HeldSlots, lock_is_free, take_lock
+from worker.agent.unsent import unsent_of
 from worker.launch.local import LauncherProcess, start_launcher, trainer_environment
 from worker.launch.standby import Standby
 from worker.protocol import Launch
@@ -133,11 +134,34 @@ def look_back(shop: Workshop, lease: Lease) -> Earlier:
     created_at = shop.store.runs.get(lease.run_id).created_at
     warnings = settle_in(folder, lease.run_id, lease.attempt, created_at)
     _clear_leftovers(folder)
+    warnings += _send_unsent(shop, lease, folder)
     rows = shop.store.checkpoints.list(lease.run_id)
     reconciled = reconcile(rows, on_disk(folder), root)
     completed = _completed(shop.store, lease.run_id, folder)
     require_artifacts(shop)
     return Earlier(reconciled, completed, warnings)
+
+
+def _send_unsent(shop: Workshop, lease: Lease, folder: Path) -> list[NewEvent]:
+    """Stores what agents that were killed had not sent of earlier attempts. Returns a warning if
+    the attempt before lies elsewhere.
+    """
+    if lease.attempt == 1:
+        return []
+    earlier = [one for one in shop.store.attempts.list(lease.run_id) if one.number < lease.attempt]
+    for unsent in unsent_of(folder, earlier, shop.settings.artifact_root):
+        shop.store.attempts.add_unsent(lease.run_id, unsent)
+    if not earlier or earlier[-1].reason is not Reason.worker_lost:
+        return []
+    last = earlier[-1]
+    if (folder / f"attempt-{last.number}").is_dir():
+        return []
+    message = (
+        f"Attempt {last.number} ran on the worker {last.worker}, whose agent was lost. Its files "
+        "are not in this worker's artifact root. If the agent had not sent the end of its log and "
+        "curves, that end is missing here."
+    )
+    return [NewEvent("warning", time.time(), {"code": "attempt_elsewhere", "message": message})]
 
 
 def require_artifacts(shop: Workshop) -> None:

@@ -9,6 +9,7 @@ from sqlalchemy import (
     Row,
     and_,
     bindparam,
+    case,
     or_,
     select,
     update,
@@ -23,9 +24,9 @@ from app.store.checkpoint_rows import (
     forget_checkpoints,
 )
 from app.store.columns import storable
-from app.store.records import Beat, Document
+from app.store.records import Beat, Document, Unsent
 from app.store.runs.transitions import RETRIES_ARE_AUTO, insert_events
-from app.store.tables import attempts, runs
+from app.store.tables import TERMINAL_VALUES, attempts, runs
 from app.store.telemetry.logs import add_log_text
 from app.store.telemetry.metrics import add_points
 
@@ -122,7 +123,8 @@ def _run_values(beat: Beat, now: float) -> Document:
 def _update_attempt(
     connection: Connection, run: Row[Any], beat: Beat, text: str, saved: int
 ) -> None:
-    values = _given(beat, "applied", "environment", "devices", "resumed_from_step")
+    named = ("applied", "environment", "devices", "resumed_from_step", "log_read", "events_read")
+    values = _given(beat, *named)
     if saved:
         values["saved_checkpoints"] = attempts.c.saved_checkpoints + saved
     if text:
@@ -137,6 +139,51 @@ def _update_attempt(
     ).scalar_one()
     if text:
         add_log_text(connection, run.id, run.attempt, log_end, text)
+
+
+def add_unsent(connection: Connection, run_id: int, unsent: Unsent) -> bool:
+    """Adds log text, events and points to an attempt that has ended. Changes nothing else, and
+    nothing at all if the store has them already; returns whether it did not.
+    """
+    text = storable(unsent.log_text)
+    count = len(text.encode())
+    read_so_far = (
+        attempts.c.run_id == run_id,
+        attempts.c.number == unsent.attempt,
+        attempts.c.log_read == unsent.log_from,
+        attempts.c.events_read == unsent.events_from,
+    )
+    log_end = connection.execute(
+        update(attempts)
+        .where(*read_so_far)
+        .values(
+            log_bytes=attempts.c.log_bytes + count,
+            log_read=unsent.log_to,
+            events_read=unsent.events_to,
+        )
+        .returning(attempts.c.log_bytes)
+    ).scalar()
+    if log_end is None:
+        return False
+    is_over = runs.c.state.in_(TERMINAL_VALUES)  # then the run's own columns are fixed
+    last_seq = connection.execute(
+        update(runs)
+        .where(runs.c.id == run_id)
+        .values(
+            last_event_seq=runs.c.last_event_seq + len(unsent.events),
+            log_bytes=runs.c.log_bytes + case((is_over, 0), else_=count),
+        )
+        .returning(runs.c.last_event_seq)
+    ).scalar_one()
+    events = [
+        {"t": event.t, "attempt": unsent.attempt, "kind": event.kind, "data": event.data}
+        for event in unsent.events
+    ]
+    insert_events(connection, run_id, last_seq, events)
+    if text:
+        add_log_text(connection, run_id, unsent.attempt, log_end, text)
+    add_points(connection, run_id, unsent.attempt, unsent.metric_points)
+    return True
 
 
 def _given(beat: Beat, *names: str) -> Document:

@@ -139,6 +139,8 @@ def _begin_attempt(
             "started_at": now,
             "saved_checkpoints": 0,
             "log_bytes": 0,
+            "log_read": 0,
+            "events_read": 0,
         },
     )
 

@@ -7,7 +7,7 @@ import shutil
 from sqlalchemy import select, update
 
 from app.lifecycle import Intent, Reason, RunState
-from app.store.tables import jobs
+from app.store.tables import jobs, metric_points
 from stoker.manifest import manifest_bytes
 from tests.worker.eventually import eventually
 from worker.agent.slots import take_lock
@@ -220,3 +220,54 @@ def test_a_run_whose_trainer_lives_on_holds_up_no_other_job(farm):
     os.close(somebody)
     try_again_now(farm)
     eventually(lambda: is_told(farm, run_id), "its checkpoints are told")
+
+
+def written(farm, run_id, attempt):
+    """What an attempt wrote into its own files: its log, and the steps of its curve."""
+    folder = farm.folder(run_id, attempt)
+    lines = (folder / "events.jsonl").read_text().splitlines()
+    metrics = [json.loads(line) for line in lines if '"metrics"' in line]
+    return (folder / "trainer.log").read_text(), {one["step"] for one in metrics}
+
+
+def stored(farm, run_id, attempt):
+    """What the store has of both. Points of an evaluation are not thinned."""
+    log = farm.store.logs.read(run_id, attempt, limit_bytes=2**23).text
+    with farm.store.database.read() as connection:
+        of_attempt = metric_points.c.run_id == run_id, metric_points.c.attempt == attempt
+        steps = select(metric_points.c.step).where(*of_attempt, metric_points.c.name == "val_loss")
+        return log, set(connection.execute(steps).scalars())
+
+
+def test_the_next_attempt_stores_what_a_killed_agent_had_not_sent(farm):
+    """Several times over one run, so that kills fall between the beats and into them."""
+    run_id = farm.submit(**SLOWLY, prints=2)
+    for attempt in (1, 2, 3):
+        farm.wait_for_attempt(run_id, attempt)
+        farm.wait_for_step(run_id, farm.step(run_id) + 7)
+        launcher = farm.launcher()
+        farm.agents[-1].kill()
+        farm.agents[-1].wait()
+        launcher.wait(30)
+        farm.start_agent()
+    farm.wait_for_attempt(run_id, 4)
+    farm.wait_for_step(run_id, farm.step(run_id) + 1)
+    for attempt in (1, 2, 3):
+        assert stored(farm, run_id, attempt) == written(farm, run_id, attempt)
+    events = [event for event in farm.store.events.list(run_id) if event.attempt == 1]
+    stations = [event.data["phase"] for event in events if event.kind == "phase"]
+    assert stations == ["starting", "training"], "events that were sent are not sent again"
+
+
+def test_what_a_killed_agent_had_not_sent_of_a_run_that_is_over_is_stored(farm):
+    run_id = farm.submit(**SLOWLY, prints=2)
+    lose_the_agent(farm, run_id)
+    farm.want(run_id, Intent.stop)
+    farm.start_agent()
+    run = farm.wait_for_end(run_id)
+    told = written(farm, run_id, 1)
+    eventually(lambda: stored(farm, run_id, 1) == told, "its log and curve are whole")
+    with farm.store.database.read() as connection:
+        results = connection.execute(select(jobs.c.result)).scalars().all()
+    assert not any("unsent" in (result or {}) for result in results), "it is stored once"
+    assert farm.run(run_id) == run, "neither its state nor its result has changed"
