@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from app.store.telemetry.logs import HEAD_BYTES, TAIL_BYTES
+from worker.agent.event_lines import NotStorable, parse_event
 from worker.agent.log_trimmer import LogTrimmer
 from worker.launch.launcher import write_atomically
 from worker.reporting import PULSE_FORMAT, last_line
@@ -16,6 +17,7 @@ Document = dict[str, Any]
 PIECE_BYTES = 2**20  # of a file, read at once
 # A line that is longer is no event: nothing that a trainer tells comes near it.
 LONGEST_EVENT_BYTES = 16 * 2**20
+MOST_REFUSALS = 10  # lines that a warning names
 # The last progress and the end of a trainer lie within this much of its last events.
 LAST_WORDS_BYTES = 2**20
 
@@ -50,6 +52,7 @@ class EventTail:
 
     def __init__(self, path: Path) -> None:
         self.tail = Tail(path)
+        self._refused = 0
         self._rest = b""  # of a line whose end is still to come
         self._dropped = 0  # bytes of one that is too long to be kept
 
@@ -79,27 +82,35 @@ class EventTail:
     def _end_line(self) -> Document | None:
         line, dropped = self._rest, self._dropped
         self._rest, self._dropped = b"", 0
-        return _too_long(dropped) if dropped else parse_event(line)
+        if dropped:
+            return _warning(
+                "event_too_long",
+                f"The trainer wrote a line of {dropped:,} bytes into events.jsonl, which is too "
+                "long for an event. It is left out; the lines after it are read.",
+            )
+        try:
+            return parse_event(line)
+        except NotStorable as error:
+            self._refused += 1
+            if self._refused > MOST_REFUSALS:
+                return None
+            end = " Further ones are left out without a warning."
+            return _warning(
+                "event_refused",
+                f"A line of events.jsonl cannot be stored ({error}). It is left out; the lines "
+                f"after it are read.{end if self._refused == MOST_REFUSALS else ''}",
+            )
 
 
-def _too_long(length: int) -> Document:
-    message = (
-        f"The trainer wrote a line of {length:,} bytes into events.jsonl, which is too long for an "
-        "event: it is left out, and what follows it is read on."
-    )
-    return {"kind": "warning", "t": time.time(), "code": "event_too_long", "message": message}
+def _warning(code: str, message: str) -> Document:
+    return {"kind": "warning", "t": time.time(), "code": code, "message": message}
 
 
-def parse_event(line: bytes) -> Document | None:
-    """One line of events.jsonl; None when it is not an event. NaN and infinities become None."""
+def _event_or_none(line: bytes) -> Document | None:
     try:
-        event = json.loads(line, parse_constant=lambda _: None)
-    except (ValueError, RecursionError):
+        return parse_event(line)
+    except NotStorable:
         return None
-    if isinstance(event, dict) and isinstance(event.get("kind"), str):
-        event.setdefault("t", 0.0)
-        return event
-    return None
 
 
 class LogTail:
@@ -193,7 +204,8 @@ class AttemptDir:
                 lines = file.read().split(b"\n")
         except FileNotFoundError:
             return []
-        last = {event["kind"]: event for line in lines if (event := parse_event(line)) is not None}
+        events = map(_event_or_none, lines)
+        last = {event["kind"]: event for event in events if event is not None}
         if "end" not in last:
             return []
         return [last[kind] for kind in ("progress", "end") if kind in last]

@@ -17,7 +17,7 @@ def test_events_are_whole_lines_in_their_order(tmp_path):
     attempt = AttemptDir(tmp_path)
     assert attempt.events.read() == []
     with (tmp_path / "events.jsonl").open("w") as file:
-        file.write('{"kind": "phase", "t": 1}\n{"kind": "pro')
+        file.write('{"kind": "phase", "t": 1, "phase": "a"}\n{"kind": "pro')
         file.flush()
         assert [e["kind"] for e in attempt.events.read()] == ["phase"]
         file.write('gress", "t": 2}\n')
@@ -31,7 +31,7 @@ def test_what_is_no_event_is_passed_over(tmp_path):
         "[]",
         "[" * 10**5,
         '{"no": "kind"}',
-        '{"kind": "phase", "t": 1}',
+        '{"kind": "phase", "t": 1, "phase": "a"}',
         '{"kind": "torn',
     ]
     (tmp_path / "events.jsonl").write_text("\n".join(lines))
@@ -40,9 +40,9 @@ def test_what_is_no_event_is_passed_over(tmp_path):
 
 def test_a_file_that_a_smaller_one_has_replaced_is_read_to_an_end(tmp_path):
     attempt = AttemptDir(tmp_path)
-    (tmp_path / "events.jsonl").write_text('{"kind": "phase", "t": 1}\n' * 3)
+    (tmp_path / "events.jsonl").write_text('{"kind": "phase", "t": 1, "phase": "a"}\n' * 3)
     assert len(attempt.events.read()) == 3
-    (tmp_path / "events.jsonl").write_text('{"kind": "phase", "t": 1}\n')
+    (tmp_path / "events.jsonl").write_text('{"kind": "phase", "t": 1, "phase": "a"}\n')
     assert attempt.events.read() == []
 
 
