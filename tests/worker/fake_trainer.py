@@ -179,6 +179,8 @@ class FakeTrainer:
         elif what == "daemon":
             daemon = subprocess.Popen([sys.executable, "-c", DAEMON], start_new_session=True)
             (self.run_dir / "daemon").write_text(str(daemon.pid))
+        elif what in ("fifo", "endless"):
+            self.replace_files(what)
         elif what == "silent_exit":
             os._exit(0)
         elif what == "nonfinite":
@@ -187,6 +189,12 @@ class FakeTrainer:
             self.emit("end", reason="nonfinite", message=f"{told} Restart it.", step=None,
                       result=None, nonfinite={"what": told, **place})  # fmt: skip
             sys.exit(1)
+
+    def replace_files(self, what):
+        for name in ("events.jsonl", "trainer.log", "pulse", "exit.json"):
+            path = self.folder / name
+            path.unlink(missing_ok=True)
+            os.mkfifo(path) if what == "fifo" else path.symlink_to("/dev/zero")
 
     def end(self, reason, message):
         self.emit(

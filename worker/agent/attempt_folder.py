@@ -2,6 +2,7 @@
 
 import codecs
 import json
+import stat
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from app.store.telemetry.logs import HEAD_BYTES, TAIL_BYTES
 from worker.agent.event_lines import NotStorable, parse_event
 from worker.agent.log_trimmer import LogTrimmer
 from worker.launch.launcher import write_atomically
+from worker.regular_files import NotReadable, open_regular, read_regular
 from worker.reporting import PULSE_FORMAT, last_line
 
 Document = dict[str, Any]
@@ -28,21 +30,25 @@ class Tail:
     def __init__(self, path: Path, offset: int = 0) -> None:
         self.path = path
         self.offset = offset
+        self.is_replaced = False
+        """Whether the last read found something else than a file in its place."""
 
     def read(self, limit: int) -> bytes:
         try:
-            with self.path.open("rb") as file:
+            with open_regular(self.path) as file:
                 file.seek(self.offset)
                 data = file.read(limit)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotReadable) as error:
+            self.is_replaced = isinstance(error, NotReadable)
             return b""
         self.offset += len(data)
         return data
 
     def backlog(self) -> int:
-        """Bytes not read yet; 0 where a smaller file has replaced the one that was read."""
+        """Bytes not read yet; 0 if something smaller, or no file, has replaced the one read."""
         try:
-            return max(0, self.path.stat().st_size - self.offset)
+            found = self.path.stat()
+            return max(0, found.st_size - self.offset) if stat.S_ISREG(found.st_mode) else 0
         except FileNotFoundError:
             return 0
 
@@ -163,6 +169,7 @@ class AttemptDir:
         self.events = EventTail(path / "events.jsonl")
         self.log = LogTail(path / "trainer.log", log_read)
         self._trimmer = LogTrimmer(self.log.tail.path)
+        self._may_warn = True
 
     def create(self, spec: Document) -> None:
         """Make the directory and write spec.json; OSError when the disk refuses.
@@ -179,17 +186,32 @@ class AttemptDir:
         before = self.events.tail.offset
         events = self.events.read(event_bytes) if event_bytes else []
         log_text = self.log.read(log_bytes) if log_bytes else ""
+        events += self._warnings()
         self._trimmer.trim()
         is_last = not self.events.tail.backlog() and not self.log.tail.backlog()
         size = self.events.tail.offset - before
         taken = self.events.taken, self.log.taken
         return Piece(events, size, log_text, *taken, self.pulse(), is_last)
 
+    def _warnings(self) -> list[Document]:
+        """Says once if the script has put something else in the place of a file."""
+        replaced = [t.path for t in (self.events.tail, self.log.tail) if t.is_replaced]
+        if not replaced or not self._may_warn:
+            return []
+        self._may_warn = False
+        return [
+            _warning(
+                "file_replaced",
+                f"{replaced[0]} is no regular file any more, so nothing of it is read. The run "
+                "goes on; what it tells by this file is missing.",
+            )
+        ]
+
     def pulse(self) -> tuple[int, int] | None:
         """(phase index, counter) as the trainer last wrote them; None before it has started."""
         try:
-            data = (self.path / "pulse").read_bytes()
-        except FileNotFoundError:
+            data = read_regular(self.path / "pulse")
+        except (FileNotFoundError, NotReadable):
             return None
         if len(data) < PULSE_FORMAT.size:
             return None
@@ -199,10 +221,10 @@ class AttemptDir:
     def last_words(self) -> list[Document]:
         """The last progress event, if there is one, and the end; [] when no end was told."""
         try:
-            with (self.path / "events.jsonl").open("rb") as file:
+            with open_regular(self.path / "events.jsonl") as file:
                 file.seek(max(0, file.seek(0, 2) - LAST_WORDS_BYTES))
-                lines = file.read().split(b"\n")
-        except FileNotFoundError:
+                lines = file.read(LAST_WORDS_BYTES).split(b"\n")
+        except (FileNotFoundError, NotReadable):
             return []
         events = map(_event_or_none, lines)
         last = {event["kind"]: event for event in events if event is not None}
@@ -213,7 +235,7 @@ class AttemptDir:
     def exit(self) -> Document | None:
         """The launcher's account of the trainer's end; None when there is none."""
         try:
-            document = json.loads((self.path / "exit.json").read_text())
+            document = json.loads(read_regular(self.path / "exit.json"))
         except (OSError, ValueError):
             return None
         return document if isinstance(document, dict) else None
@@ -221,8 +243,8 @@ class AttemptDir:
     def last_log_line(self) -> str | None:
         """See `last_line`; None where there is none."""
         try:
-            with (self.path / "trainer.log").open("rb") as log:
+            with open_regular(self.path / "trainer.log") as log:
                 log.seek(max(0, log.seek(0, 2) - 8192))
-                return last_line(log.read()) or None
+                return last_line(log.read(8192)) or None
         except OSError:
             return None

@@ -15,9 +15,11 @@ from app.spec.script import ScriptCheckpoints
 from app.spec.training import Checkpointing
 from app.store.records import CheckpointRecord, DamagedCheckpoint, NewCheckpoint
 from stoker.manifest import MANIFEST, BadManifest, parse_manifest, require_place
+from worker.regular_files import NotReadable, open_regular, read_regular
 
 log = structlog.get_logger("stoker.worker")
 
+MOST_MANIFEST_BYTES = 64 * 2**20
 STEP_DIR = re.compile(r"step-(\d+)")
 ATTEMPT_DIR = re.compile(r"attempt-(\d+)")
 
@@ -95,10 +97,13 @@ def _look_at(path: Path, attempt: int, step: int, found: Found) -> None:
     so its presence is the proof. OSError when that cannot be said.
     """
     try:
-        manifest = parse_manifest((path / MANIFEST).read_bytes())
+        manifest = parse_manifest(read_regular(path / MANIFEST, MOST_MANIFEST_BYTES))
         require_place(path, manifest)
         written_at = (path / MANIFEST).stat().st_mtime
         size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    except NotReadable as error:
+        found.damaged.append((path, str(error)))
+        return
     except (FileNotFoundError, NotADirectoryError):
         why = "it is a link that leads nowhere" if path.is_symlink() else "its manifest is gone"
         found.damaged.append((path, why))
@@ -154,11 +159,11 @@ def _is_whole(checkpoint: DiskCheckpoint) -> bool:
 
 def _is_as_written(path: Path, entry: dict[str, Any]) -> bool:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             if os.fstat(file.fileno()).st_size != entry["bytes"]:
                 return False
             return hashlib.file_digest(file, "sha256").hexdigest() == str(entry["sha256"])
-    except FileNotFoundError:
+    except (FileNotFoundError, NotReadable):
         return False
 
 

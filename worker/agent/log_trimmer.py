@@ -7,6 +7,7 @@ from pathlib import Path
 import structlog
 
 from app.store.telemetry.logs import HEAD_BYTES
+from worker.regular_files import regular_descriptor
 
 log = structlog.get_logger("stoker.worker")
 
@@ -51,11 +52,15 @@ class LogTrimmer:
             self._warn(error)
 
     def _cut(self, stop: int) -> None:
-        with self._path.open("r+b", buffering=0) as file:
+        # A link may lead to a file of the user's.
+        descriptor = regular_descriptor(self._path, os.O_RDWR | os.O_NOFOLLOW)
+        try:
             # All of it each time: a block that two holes met in would stay on the disk.
-            punch_hole(file.fileno(), self._hole_at, stop - self._hole_at)
+            punch_hole(descriptor, self._hole_at, stop - self._hole_at)
             self._cut_to = stop
-            os.pwrite(file.fileno(), NOTE.format(stop).encode(), self._note_at)
+            os.pwrite(descriptor, NOTE.format(stop).encode(), self._note_at)
+        finally:
+            os.close(descriptor)
 
     def _warn(self, error: OSError) -> None:
         if not self._has_warned:

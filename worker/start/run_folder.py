@@ -11,6 +11,7 @@ from app.lifecycle import Reason
 from app.store.records import NewEvent
 from worker.agent.slots import take_lock
 from worker.launch.launcher import write_atomically
+from worker.regular_files import NotReadable, read_regular
 from worker.start.preparation import NotHere
 
 log = structlog.get_logger("stoker.worker")
@@ -42,8 +43,8 @@ def settle_in(folder: Path, run_id: int, attempt: int, created_at: float) -> lis
 def _read_owner(folder: Path) -> object:
     """None where it is not told; OSError when it cannot be read."""
     try:
-        return json.loads((folder / OWNER).read_bytes())
-    except (FileNotFoundError, ValueError):
+        return json.loads(read_regular(folder / OWNER))
+    except (FileNotFoundError, NotReadable, ValueError):
         return None
 
 

@@ -93,6 +93,23 @@ def test_attempts_without_progress_are_a_crash_loop(farm):
     assert run.attempt == CRASH_LOOP_LOSSES
 
 
+@pytest.mark.parametrize("what", ["fifo", "endless"])
+def test_a_run_whose_files_are_no_files_any_more_is_killed_as_any_other(farm, what):
+    run_id = farm.submit(steps=10**6, pace=0.02, at={"12": what})
+    farm.wait_for_step(run_id, 5)
+    eventually(lambda: "file_replaced" in warnings_of(farm, run_id), "a warning names the file")
+    asked = time.monotonic()
+    farm.want(run_id, Intent.kill)
+    assert farm.wait_for_end(run_id).state is RunState.stopped
+    assert time.monotonic() - asked < 30
+    after = farm.submit(steps=3)
+    assert farm.wait_for_end(after).state is RunState.succeeded, "the slot is free"
+
+
+def warnings_of(farm, run_id):
+    return [one.data["code"] for one in farm.store.events.list(run_id) if one.kind == "warning"]
+
+
 def test_retries_end_when_their_budget_is_spent(farm):
     script = {"steps": 30, "save_every": 100, "at": {"7": "crash", "13": "crash"}}
     run_id = farm.submit(**script, policy={"max_retries": 1})
