@@ -135,7 +135,7 @@ def test_work_on_artifacts_that_fails_says_why(make_farm, end, told):
     artifacts = WatchedRoot(ArtifactRoot(farm.store.database, farm.settings.artifact_root))
     artifacts.look()
     job: Any = SimpleNamespace(payload={"paths": ["runs/1"], "run_id": 1}, id=1)
-    for work in (removal(job, artifacts), reconciliation(job, artifacts, [])):
+    for work in (removal(job, artifacts), reconciliation(job, artifacts, farm.store)):
         error = str(work.outcome(end).error)
         assert told in error
         assert error.endswith(".")
@@ -154,7 +154,7 @@ def test_a_lock_that_the_disk_refuses_is_named(make_farm, monkeypatch, capsys):
     artifacts.look()
     (root / "runs" / "1").mkdir(parents=True)
     monkeypatch.setattr("fcntl.flock", refuse)  # as some file systems of a network do
-    monkeypatch.setattr("sys.stdin", io.StringIO("[]"))
+    monkeypatch.setattr("sys.stdin", io.StringIO('{"checkpoints": [], "attempts": []}'))
     assert reconcile.main(root, artifacts.database_id, 1) == 1
     assert f"{root}/runs/1/lock cannot be opened (No locks available)" in capsys.readouterr().err
 
