@@ -230,9 +230,9 @@ def test_nothing_is_damaged_since_its_disk_is_away(make_farm):
     artifacts = ArtifactRoot(farm.store.database, farm.settings.artifact_root)
     artifacts.look()
     job: Any = SimpleNamespace(payload={"run_id": 1, "attempt": 1}, id=1)
-    work = reconciliation(job, WatchedRoot(artifacts), [])
+    work = reconciliation(job, WatchedRoot(artifacts), farm.store)
     found = child(work)
-    assert json.loads(found.stdout) == {"adopted": [], "damaged": [], "gone": []}
+    assert json.loads(found.stdout) == {"adopted": [], "damaged": [], "gone": [], "unsent": []}
     assert work.outcome(JobEnd(found.stdout, 0, False)).result is not None
     Disk(farm).unmount()
     away = child(work)
