@@ -28,7 +28,8 @@ from worker.trainer.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
-# Seconds that baselines may take: a share of the training's, within these bounds. A stop ends them.
+# Seconds of the processor that baselines may take: a share of the training's, within these bounds.
+# By the clock they take the most of these at most. A stop ends them.
 MOST_SHARE, LEAST_SECONDS, MOST_SECONDS = 0.02, 2.0, 20.0
 # Until so much of the time is used, none is left out for its costs: first batches are slow.
 TRIAL_SHARE = 0.25
@@ -83,12 +84,12 @@ class _Scored:
         self._model, self._task = model, task
 
     def add(self, prefix: str, batch: Batch, device: torch.device) -> None:
-        """Waits for the device, since the time of a GPU counts."""
-        began = time.monotonic()
+        """Waits for the device, which takes time of the processor too."""
+        began = time.process_time()
         self.sums[prefix].add(self._task.measure(self._model, batch), batch.size)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        self.seconds += time.monotonic() - began
+        self.seconds += time.process_time() - began
 
 
 def measure_baselines(trainer: Trainer) -> list[Baseline]:
@@ -163,8 +164,8 @@ def _warn_of_left_out(trainer: Trainer, measured: _Measured) -> None:
         reasons.append(
             f"There was no time for: {', '.join(measured.too_late)}. Baselines may take "
             f"{MOST_SHARE:.0%} of the training's time, at least {LEAST_SECONDS:g} and at most "
-            f"{MOST_SECONDS:g} seconds, and end early at a stop. Limit evaluation.max_batches to "
-            "have them."
+            f"{MOST_SECONDS:g} seconds of the processor, and end early at a stop. Limit "
+            "evaluation.max_batches to have them."
         )
     if measured.too_large:
         reasons.append(
@@ -219,7 +220,7 @@ def _facts(trainer: Trainer, parts: Parts) -> dict[str, Any]:
 def _measured(trainer: Trainer, parts: Parts) -> _Measured:
     share = MOST_SHARE * trainer.trained_seconds()
     seconds = min(max(LEAST_SECONDS, share), MOST_SECONDS)
-    budget = Budget(seconds, lambda: trainer.stop.requested)
+    budget = Budget(seconds, MOST_SECONDS, lambda: trainer.stop.requested)
     each = [
         _Scored(name, one, trainer.task, parts) for name, one in _fitted(trainer, budget).items()
     ]
@@ -250,7 +251,7 @@ def _score(trainer: Trainer, each: list[_Scored], parts: Parts, budget: Budget) 
     """
     log, step = trainer.log, trainer.step
     total = sum(part.plan.epoch_micro_batches for part in parts.values())
-    began, done = time.monotonic(), 0
+    began, done = time.process_time(), 0
     active = each if budget.seconds_left() > 0 else []
     with torch.inference_mode(), log.within("evaluating", total), log.clock.part("eval"):
         for prefix, part in parts.items():
@@ -261,7 +262,7 @@ def _score(trainer: Trainer, each: list[_Scored], parts: Parts, budget: Budget) 
                         one.add(prefix, batch, step.device)
                     log.visited_batch()
                     done += 1
-                    reading = time.monotonic() - began - sum(one.seconds for one in each)
+                    reading = time.process_time() - began - sum(one.seconds for one in each)
                     active = _affordable(active, budget, reading / done, done, total - done)
                     if not active:
                         break
