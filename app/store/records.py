@@ -286,9 +286,10 @@ class Beat:
 
 @dataclass(frozen=True)
 class Unsent:
-    """What an attempt wrote and its agent did not send, because the agent was killed.
+    """Output of an attempt that its agent did not send, because the agent was killed.
 
-    Read from its files later, from `log_from` and `events_from` to `log_to` and `events_to`, bytes.
+    It is read from the attempt's files later: the log from `log_from` to `log_to`, the events from
+    `events_from` to `events_to`, in bytes.
     """
 
     attempt: int

@@ -1,4 +1,4 @@
-"""How far an attempt's files have been sent, so that a killed agent's successor sends the rest."""
+"""Counts the sent bytes of an attempt's files; the next agent sends the rest."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -31,7 +31,7 @@ class Tail:
         self.path = path
         self.offset = offset
         self.is_replaced = False
-        """Whether the last read found something else than a file in its place."""
+        """True if the last read found something else than a file in its place."""
 
     def read(self, limit: int) -> bytes:
         try:

@@ -1,4 +1,4 @@
-"""What a killed agent had not sent is added later, once, to its own attempt alone."""
+"""Output that a killed agent had not sent is added later, once, to its own attempt alone."""
 
 from dataclasses import replace
 

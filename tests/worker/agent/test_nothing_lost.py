@@ -223,7 +223,7 @@ def test_a_run_whose_trainer_lives_on_holds_up_no_other_job(farm):
 
 
 def written(farm, run_id, attempt):
-    """What an attempt wrote into its own files: its log, and the steps of its curve."""
+    """Returns the log that an attempt wrote into its folder, and the steps of its curve."""
     folder = farm.folder(run_id, attempt)
     lines = (folder / "events.jsonl").read_text().splitlines()
     metrics = [json.loads(line) for line in lines if '"metrics"' in line]
@@ -231,7 +231,7 @@ def written(farm, run_id, attempt):
 
 
 def stored(farm, run_id, attempt):
-    """What the store has of both. Points of an evaluation are not thinned."""
+    """Returns both as the store has them. Points of an evaluation are not thinned."""
     log = farm.store.logs.read(run_id, attempt, limit_bytes=2**23).text
     with farm.store.database.read() as connection:
         of_attempt = metric_points.c.run_id == run_id, metric_points.c.attempt == attempt
