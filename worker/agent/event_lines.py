@@ -56,7 +56,7 @@ class ProgressLine(Line, Progress):
     steps: Count | None = None
     epoch: Count | None = None
     epochs: Count | None = None
-    totals: dict[str, Count | None] | None = None
+    totals: Numbers | None = None
     phase_seconds: Numbers | None = None
     peak_memory: PeakMemory | None = None
     host_memory_bytes: Count | None = None

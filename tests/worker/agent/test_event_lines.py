@@ -32,6 +32,15 @@ def test_a_line_that_cannot_be_stored_or_shown_is_refused(event):
         parse_event(json.dumps(event).encode())
 
 
+def test_what_trainers_write_is_taken():
+    """Of a progress event, totals have seconds among the counts."""
+    totals = {"train_iterations": 3, "written_seconds": 0.25, "eval_samples": None}
+    peak = {"host_bytes": 5, "device_bytes": None, "phases": {"training": 5}}
+    progress = {"kind": "progress", "t": 1.0, "step": 3, "loss": None, "totals": totals}
+    event = {**progress, "peak_memory": peak, "phase_seconds": {"compute": 0.5}}
+    assert parse_event(json.dumps(event).encode()) == event
+
+
 def test_values_that_nest_deep_are_refused():
     line = b'{"kind": "warning", "t": 1, "code": "c", "message": "m", "x": ' + b"[" * 60 + b"]" * 60
     with pytest.raises(NotStorable, match="nested more than 20 deep"):
