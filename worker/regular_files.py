@@ -4,6 +4,7 @@ A script can write to the folder of its run. A FIFO in the place of a file would
 opens it, and a link to a device would never end.
 """
 
+import errno
 import os
 import stat
 from io import BufferedReader
@@ -11,7 +12,7 @@ from pathlib import Path
 
 
 class NotReadable(OSError):
-    """It is no regular file, or larger than such a file ever is."""
+    """It is a FIFO, a device or a socket, or larger than such a file ever is."""
 
 
 def open_regular(path: Path) -> BufferedReader:
@@ -22,9 +23,12 @@ def open_regular(path: Path) -> BufferedReader:
 def regular_descriptor(path: Path, flags: int) -> int:
     """Returns a descriptor, as os.open does. Raises OSError, of which NotReadable is one."""
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
         return descriptor
     os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     raise NotReadable(f"{path} is no regular file")
 
 

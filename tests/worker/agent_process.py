@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from app.settings import load_settings
 from app.store import artifact_root
@@ -30,6 +31,11 @@ from worker.telemetry import host
 PATIENCE = {"STARTUP_SECONDS": watchdog, "PROBE_SECONDS": probing, "REMOVAL_SECONDS": retention}
 
 
+# Functions on checkpoints that first read the file that a variable names. A FIFO holds them up
+# until somebody writes.
+HELD_UP = {"REMOVAL_OPENS": "remove", "MANIFEST_OPENS": "read_regular"}
+
+
 def be_an_agent() -> int:
     fake_trainer = str(Path(__file__).parent / "fake_trainer.py")
     command = [sys.executable, fake_trainer]
@@ -40,14 +46,9 @@ def be_an_agent() -> int:
         devices.FIRST_PROBE_SECONDS = 0.2
     for name in PATIENCE.keys() & os.environ.keys():
         setattr(PATIENCE[name], name, float(os.environ[name]))
-    if "REMOVAL_OPENS" in os.environ:
-        remove = checkpoints.remove
-
-        def remove_late(path: Path) -> None:
-            Path(os.environ["REMOVAL_OPENS"]).read_bytes()  # a FIFO: until somebody writes
-            remove(path)
-
-        checkpoints.remove = remove_late
+    for name, function in HELD_UP.items():
+        if name in os.environ:
+            hold_up(function, Path(os.environ[name]))
     if "PULSE_UNREADABLE" in os.environ:
         create = attempt.AttemptDir.create
 
@@ -60,6 +61,16 @@ def be_an_agent() -> int:
         vars(host)["SPEC_VERSION"] = int(os.environ["SPEC_VERSION"])
     make_root_slow(Path(os.environ.get("ROOT_SLOW_WHILE", "/nowhere")))
     return run_agent(load_settings(), trainer_command=command)
+
+
+def hold_up(function: str, path: Path) -> None:
+    called = getattr(checkpoints, function)
+
+    def call_late(*arguments: Any) -> Any:
+        path.read_bytes()
+        return called(*arguments)
+
+    setattr(checkpoints, function, call_late)
 
 
 def make_root_slow(sign: Path) -> None:

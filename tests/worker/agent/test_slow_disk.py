@@ -67,15 +67,16 @@ def two_slots(make_farm):
     return farm
 
 
-def test_what_earlier_attempts_left_is_looked_at_beside_the_other_runs(two_slots):
-    farm = two_slots
+def test_what_earlier_attempts_left_is_looked_at_beside_the_other_runs(make_farm, tmp_path):
+    farm, opened = make_farm(), tmp_path / "opened"
+    opened.touch()
+    farm.start_agent(STOKER_SLOTS="2", MANIFEST_OPENS=str(opened))
     other, run_id = farm.submit(**SLOW), farm.submit(**SLOW)
     farm.wait_for_step(other, 3)
     farm.wait_for_step(run_id, 6)
     farm.want(run_id, Intent.pause)
     assert farm.wait_for_end(run_id).state is RunState.paused
-    manifest = next(farm.folder(run_id).glob("checkpoints/step-*/manifest.json"))
-    with hanging(manifest):
+    with hanging(opened):
         farm.store.runs.resume(run_id)
         farm.wait_for_attempt(run_id, 2)
         eventually(lambda: "being looked at" in waiting(farm, run_id), "it is said")
