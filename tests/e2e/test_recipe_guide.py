@@ -102,7 +102,7 @@ def test_its_commands_install_and_train_it(reader: Reader) -> None:
     best = re.search(r"best val_recall ([0-9.]+)", told)
     assert best, told
     assert float(best[1]) > 0.8
-    assert re.search(r"[0-9a-f]{32} +walks 0.1.0 +walks", told), told
+    assert re.search(r"[0-9a-f]{32} +walks 0.1.0 +tables +walks", told), told
 
 
 @pytest.mark.minutes

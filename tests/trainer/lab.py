@@ -30,9 +30,8 @@ from worker.trainer.step import Precision, TrainingStep
 from worker.trainer.stop import StopFlag
 
 WINDOW, FEATURES, HORIZON, SAMPLES = 12, 3, 4, 60
-# Polls of the stop flag before the first step: after restoring, three parts, whether targets vary,
-# their statistics.
-BUILDING_POLLS = 6
+# Polls of the stop flag before the first step: after restoring, three parts, their statistics.
+BUILDING_POLLS = 5
 DISK = {
     name: getattr(disk, name)
     for name in ("make_folder", "write_file", "sync_file", "sync_folder", "rename")

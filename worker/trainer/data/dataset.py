@@ -19,7 +19,6 @@ from app.spec.recipe import past_of_target
 from app.spec.run import RunSpec
 from worker.trainer.data.batch import Batches, BatchPlan, BatchShapes, Bucket
 from worker.trainer.data.checked import Checked, check_all, check_field
-from worker.trainer.data.constants import constant_targets
 from worker.trainer.data.counters import Counters
 from worker.trainer.data.feed.dataloader import DataLoaderBatches
 from worker.trainer.data.feed.opening import (
@@ -272,8 +271,6 @@ def open_data(
     fields, make = (training.fields, None) if made is None else (fields_of(made), make_dataset)
     has_labels = made is None and "class_weights" in spec.recipe.takes_weights
     judged = judge_labels(spec, checked, parts, preparing) if has_labels else []
-    if made is None:
-        judged += constant_targets(spec, checked, parts.train, preparing)
     opener: Opener
     if isinstance(data.loader, ChunkedLoader):
         memory = device_memory(device, host_budget_bytes, beside_bytes)
