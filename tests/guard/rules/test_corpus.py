@@ -155,7 +155,7 @@ def drawn_for_rules(beside: list[RunPlan], each: int, least_share: float) -> lis
     ("for_none", "for_each", "least_share", "share"),
     [
         pytest.param(40, 1, 0.0, 0.2, id="small"),
-        pytest.param(110, 3, 0.015, 0.32, id="large", marks=pytest.mark.minutes),
+        pytest.param(110, 3, 0.015, 0.3, id="large", marks=pytest.mark.minutes),
     ],
 )
 def test_every_rule_is_hit_and_every_fix_is_kept_mends_its_issue_and_adds_none_as_severe(
