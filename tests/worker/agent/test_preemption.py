@@ -96,7 +96,8 @@ def test_of_two_gpus_the_one_that_is_large_enough_is_given_back(make_farm):
     farm.start_agent(PYTHONPATH=FAKE_HOST, FAKE_NVML=json.dumps({"gpus": gpus}))
     endless = {"policy": PREEMPTIBLE, "steps": 10**6, "pace": 0.02}
     large, small = (farm.submit(**endless) for _ in range(2))
-    farm.wait_for_step(small, 3)
+    for run in (large, small):  # one that is ended as it starts is called interrupted
+        farm.wait_for_step(run, 3)
     assert [farm.run(run).devices for run in (large, small)] == [["cuda:1"], ["cuda:0"]]
     needs = Requirements(device_bytes=50 * GIB)
     high = high_beside(farm, large, needs=needs, runtime={"device": "cuda"}, steps=3)
