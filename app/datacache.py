@@ -1,4 +1,4 @@
-"""What runs keep for the next one: where it lies, what is there, and how it is kept small.
+"""The data cache: what runs keep for the next one, where it lies, and how it is kept small.
 
 An entry holds the tables that a recipe has prepared of data, or the scores of simple baselines. It
 is a folder, named by a hash of all that these follow from: `manifest.json` and

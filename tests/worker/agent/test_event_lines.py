@@ -33,7 +33,7 @@ def test_a_line_that_cannot_be_stored_or_shown_is_refused(event):
 
 
 def test_what_trainers_write_is_taken():
-    """Of a progress event, totals have seconds among the counts."""
+    """The totals of a progress event have seconds among the counts."""
     totals = {"train_iterations": 3, "written_seconds": 0.25, "eval_samples": None}
     peak = {"host_bytes": 5, "device_bytes": None, "phases": {"training": 5}}
     progress = {"kind": "progress", "t": 1.0, "step": 3, "loss": None, "totals": totals}
