@@ -31,6 +31,7 @@ from tests.trainer_data.factories import (
 from tests.worker.eventually import eventually
 from worker.trainer.data.dataset import open_data
 from worker.trainer.data.feed import dataloader
+from worker.trainer.data.feed.read_threads import READ_THREADS
 from worker.trainer.data.order import Order
 from worker.trainer.data.source import Source
 from worker.trainer.data.split import Part
@@ -139,8 +140,8 @@ def test_each_process_opens_the_file_for_itself_and_computes_with_one_thread(sta
     all_read(staying)
     for process in map(psutil.Process, staying.pids):
         assert str(path) in [opened.path for opened in process.open_files()]
-        # Its own, one that looks after the trainer, and those that hand over tensors to it.
-        assert process.num_threads() <= 5
+        # Its own, those that read, one that looks after the trainer, three that hand over tensors.
+        assert process.num_threads() <= 4 + READ_THREADS
     assert str(path) not in [opened.path for opened in psutil.Process().open_files()]
 
 

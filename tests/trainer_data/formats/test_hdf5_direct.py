@@ -178,6 +178,13 @@ def test_threads_share_what_is_worth_their_waking_up(
     assert bool(ran) is shared
 
 
+def test_reading_threads_run_before_memory_is_short():
+    """Begun later, under a limit, one waited for ever in `Thread.start`."""
+    with closing(ReadThreads(4)):
+        names = [thread.name for thread in threading.enumerate()]
+        assert sum(name.startswith("direct-reader") for name in names) == 3
+
+
 def test_memory_that_would_be_filled_in_a_copy_is_refused(tmp_path):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["x"] = np.ones((10, 3))

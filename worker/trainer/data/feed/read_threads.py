@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 from typing import TypeVar
 
 from app.container import usable_cores
@@ -15,11 +16,17 @@ Share = TypeVar("Share")
 
 
 class ReadThreads:
-    """`close` ends them."""
+    """They run from the beginning, while there is memory: one that is begun when almost none is
+    left waits for ever in `Thread.start` instead of raising MemoryError. `close` ends them.
+    """
 
     def __init__(self, count: int = READ_THREADS) -> None:
         self.count = count
         self._pool = ThreadPoolExecutor(max(1, count - 1), thread_name_prefix="direct-reader")
+        begun = Barrier(count)
+        for _ in range(count - 1):
+            self._pool.submit(begun.wait)
+        begun.wait()
 
     def run(self, work: Callable[[Iterator[Share]], None], shares: Sequence[Share]) -> None:
         """Do `work` in several threads, this one among them, which all take their shares from one
