@@ -45,8 +45,8 @@ FINISHED = "finished"
 CONFIG = "config.json"
 LOG = "trainer.log"
 """Its output."""
-CHECKPOINT = "{checkpoint}"
-"""In the arguments of `stoker run --resume`: the file or folder to go on from."""
+CHECKPOINT, STEP = "{checkpoint}", "{step}"
+"""In the arguments of `stoker run --resume`: the file or folder to go on from, and its step."""
 PIECE_BYTES = 1 << 20
 
 

@@ -72,7 +72,8 @@ class RegisteredScript(BaseModel):
     params: dict[str, Param] = Field(default_factory=dict)
     """What a request may change, by name; default nothing."""
     resume: Annotated[Arguments, BeforeValidator(split_once), AfterValidator(has_placeholder)] = ()
-    """Arguments that follow when there is a {checkpoint} to go on from; default none."""
+    """Arguments that follow when there is a {checkpoint}, or its {step}, to go on from; default
+    none."""
     checkpoints: Annotated[
         Arguments, BeforeValidator(one_or_more), AfterValidator(are_bounded)
     ] = ()

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from app.spec.base import SpecModel
 from stoker.models.base import Labels, Priority, RunName, Text
 from stoker.script import CHECKPOINT as CHECKPOINT
+from stoker.script import STEP
 
 SCRIPT = "script"
 RETRIES = 3
@@ -39,7 +40,8 @@ LIKE = {
         ("--ckpt_path", CHECKPOINT), ("lightning_logs/version_*/checkpoints/*.ckpt",)
     ),
     "accelerate": KnownTrainer(
-        ("--resume_from_checkpoint", CHECKPOINT), ("{output}/step_*", "{output}/epoch_*")
+        ("--resume_from_checkpoint", CHECKPOINT),
+        ("{output}/step_*", "{output}/epoch_*", "{output}/checkpoints/checkpoint_*"),
     ),
     "ultralytics": KnownTrainer(
         ("resume=True", f"model={CHECKPOINT}"), ("runs/*/*/weights/last.pt",)
@@ -125,10 +127,10 @@ def are_bounded(patterns: tuple[str, ...]) -> tuple[str, ...]:
 
 def has_placeholder(parts: tuple[str, ...]) -> tuple[str, ...]:
     named = {found for part in parts for found in PLACEHOLDER.findall(part)}
-    if parts and CHECKPOINT not in named:
-        raise ValueError(f"say where the checkpoint goes, by {CHECKPOINT}")
-    if unknown := named - {CHECKPOINT}:
-        raise ValueError(f"{min(unknown)} is no placeholder; there is {CHECKPOINT}")
+    if parts and named.isdisjoint((CHECKPOINT, STEP)):
+        raise ValueError(f"say where the checkpoint goes, by {CHECKPOINT}, or its step, by {STEP}")
+    if unknown := named - {CHECKPOINT, STEP}:
+        raise ValueError(f"{min(unknown)} is no placeholder; there are {CHECKPOINT} and {STEP}")
     return parts
 
 
@@ -196,7 +198,8 @@ class ScriptRecipe(SpecModel):
     like: Literal["hf", "lightning", "accelerate", "ultralytics"] | None = None
     """Fills in resume and checkpoints as this trainer has them; default none."""
     resume: Annotated[Arguments, BeforeValidator(split_once), AfterValidator(has_placeholder)] = ()
-    """Arguments that follow when there is a {checkpoint} to go on from; default none."""
+    """Arguments that follow when there is a {checkpoint}, or its {step}, to go on from; default
+    none."""
     checkpoints: Annotated[
         Arguments, BeforeValidator(one_or_more), AfterValidator(are_bounded)
     ] = ()

@@ -48,7 +48,7 @@ class Script:
         """After so many seconds; `steps`: of the shim, in all; `others`: that it does not count."""
         self.clock.now += seconds
         with self.work.shim_file.open("r+b") as file:
-            file.write(SHIM.pack(steps, 0.0, 1, others))
+            file.write(SHIM.pack(steps, 0.0, 1, others, 0))
         self.progress.read()
         self.progress.tell(1, 1)
 

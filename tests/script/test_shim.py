@@ -40,7 +40,7 @@ print("loss", loss.item().hex())
 def test_steps_are_counted_and_the_result_is_the_same(stage: Stage):
     stage.write(TRAINS)
     stage.run()
-    steps, waited, pid, others = SHIM.unpack((stage.attempt() / "shim").read_bytes())
+    steps, waited, pid, others, _ = SHIM.unpack((stage.attempt() / "shim").read_bytes())
     assert (steps, others) == (48, 48), "they take turns"
     assert 0 < waited < 60
     assert pid
@@ -49,6 +49,41 @@ def test_steps_are_counted_and_the_result_is_the_same(stage: Stage):
     )
     assert plain.stdout.strip() in stage.log()
     assert stage.events("progress")[-1]["step"] == 48
+
+
+SAVES = """
+import os, torch
+optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(3))], 0.1)
+os.makedirs("proj")
+for step in range(1, 131):
+    optimizer.step()
+    if step % 50 == 0:
+        torch.save(step, f"proj/checkpoint_{step // 50}.pt")
+        while step == 50 and not os.listdir(os.environ["STOKER_CHECKPOINT_DIR"]):
+            pass
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_save_lies_at_the_step_at_which_torch_saved_it(stage: Stage):
+    stage.write(SAVES)
+    stage.run(checkpoints=["proj/checkpoint_*.pt"])
+    assert [event["step"] for event in stage.events("checkpoint")] == [50, 100]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_script_that_cuts_its_mapped_files_short_does_not_end_its_runner(stage: Stage):
+    stage.write(
+        "import os, time\n"
+        "for name in ('shim', 'pulse'):\n"
+        "    os.truncate(os.environ['STOKER_RUN_DIR'] + '/' + name, 0)\n"
+        "time.sleep(3)\n"
+        "print('goes on')\n"
+    )
+    assert stage.run()["reason"] == "completed"
+    assert "goes on" in stage.log()
 
 
 @pytest.mark.slow
@@ -102,7 +137,7 @@ def test_rates_are_over_the_time_since_the_first_step(tmp_path: Path, monkeypatc
     def told(steps: int, waited: float) -> tuple[float | None, float | None]:
         now[0] += 1.0
         with path.open("r+b") as file:
-            file.write(SHIM.pack(steps, waited, 1, 0))
+            file.write(SHIM.pack(steps, waited, 1, 0, 0))
         counted.read()
         rates = counted.rates()
         return rates["iterations_per_second"], rates["data_wait_ratio"]
@@ -186,7 +221,7 @@ make(2)
 def counted_in(tmp_path: Path, code: str) -> tuple[int, int]:
     """Steps that were counted, and others."""
     assert run_with_shim(tmp_path, code) == ""
-    steps, _, _, others = SHIM.unpack((tmp_path / "shim").read_bytes())
+    steps, _, _, others, _ = SHIM.unpack((tmp_path / "shim").read_bytes())
     return steps, others
 
 

@@ -16,8 +16,7 @@ from stoker.script import LOG
 from worker.reporting import EventLog
 from worker.script.ending import ScriptEnd, refuses
 from worker.script.restoring import is_of_a_pattern
-from worker.script.saved import step_of
-from worker.script.work import ScriptWork
+from worker.script.work import ScriptWork, Start
 
 # A script that ran for so long has read its arguments, also if it imports a lot before.
 START_SECONDS = 20.0
@@ -26,24 +25,24 @@ START_SECONDS = 20.0
 class Beginning:
     """Of one attempt. `step`: what it goes on from, 0 for nothing; `folder`: that checkpoint's."""
 
-    def __init__(self, work: ScriptWork, checkpoint: Path | None, events: EventLog) -> None:
+    def __init__(self, work: ScriptWork, start: Start | None, events: EventLog) -> None:
         self._work, self._events = work, events
-        self._arguments = work.command(checkpoint)[len(work.argv) :]
+        self._arguments = work.command(start)[len(work.argv) :]
         """Those that resume it."""
         self._restored: dict[str, Any] | None = None
         self._is_past = False
         self.step = 0
         self.folder: Path | None = None
-        if checkpoint is None:
+        if start is None:
             return
-        folder = checkpoint if checkpoint.is_dir() else checkpoint.parent
-        step = step_of(folder)
+        folder = start.folder
         if not work.resume and is_of_a_pattern(folder):
             return  # only the script knows whether it reads it
-        self.step, self.folder = step, folder
+        self.step, self.folder = start.step, folder
         self._restored = {
-            "path": str(checkpoint),
-            "step": step,
+            "path": str(start.kept),
+            "given": str(start.path),
+            "step": start.step,
             "carry": "full",
             "by_stoker": not is_of_a_pattern(folder),
         }

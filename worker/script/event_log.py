@@ -1,10 +1,12 @@
 """The events of a script's attempt, also while the disk is full, which it fills itself maybe."""
 
 import errno
+import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from worker.reporting import EventLog
+from worker.reporting import PULSE_FORMAT, EventLog, Pulse
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 # Room for the end, and for what the launcher and the agent write after it.
@@ -38,3 +40,22 @@ class ScriptEventLog(EventLog):
         """The last event. OSError when even that cannot be written."""
         self._reserve.unlink(missing_ok=True)
         super().emit("end", **data)
+
+
+class ScriptPulse(Pulse):
+    """Writes each beat. A mapped file that a script cuts short would end this process by SIGBUS."""
+
+    def __init__(self, path: Path) -> None:
+        """OSError."""
+        super().__init__(path)
+        super().close()
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+
+    def beat(self) -> None:
+        self._counter += 1
+        with suppress(OSError):  # such as a full disk
+            beat = PULSE_FORMAT.pack(self._phase, self._counter)
+            os.pwrite(self._descriptor, beat, 0)
+
+    def close(self) -> None:
+        os.close(self._descriptor)

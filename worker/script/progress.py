@@ -51,6 +51,14 @@ class ScriptProgress:
         counted = 0 if self._shim is None else self._shim.steps
         return self._restored + counted if counted else 0
 
+    def now(self) -> tuple[int, int]:
+        """Returns the step by now, and that at the last torch.save, which is 0 if not known. Any
+        thread may ask.
+        """
+        steps, saved = (0, 0) if self._shim is None else self._shim.now()
+        step = max(self._said, self._restored + steps if steps else 0)
+        return step, self._restored + saved if saved else 0
+
     @property
     def has_begun(self) -> bool:
         """Whether the script has made a step, or told a number."""

@@ -10,27 +10,30 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from app.lifecycle import Reason
 from app.plainjson import load_json
 from stoker.manifest import MANIFEST, BadManifest, parse_manifest
 from worker.reporting import EventLog
 from worker.script.points import EPOCH, LastPoint
 from worker.script.saved import Past, Saved, step_of
-from worker.script.saves import without_numbers
+from worker.script.saves import FilesBefore, without_numbers
 from worker.script.sources import Warn
 from worker.script.whole import NotWhole
-from worker.script.work import ScriptWork
+from worker.script.work import ScriptWork, Start
 
-TELLS_OF_CURVES = re.compile(r'"kind": ?"(metrics|applied|restored|checkpoint)"')
+TELLS = re.compile(r'"kind": ?"(metrics|applied|restored|checkpoint|end)"')
 
 
 def adopt(work: ScriptWork, events: EventLog, warn: Warn) -> Past:
     """The past of an attempt. What an earlier one has saved, and nobody kept since its runner was
     killed, is kept now. OSError.
     """
-    past, since = _told(work)
-    if work.attempt == 1 or _has_ended(work.run_folder / f"attempt-{work.attempt - 1}"):
+    past, newest_kept = _told(work)
+    earlier = work.run_folder / f"attempt-{work.attempt - 1}"
+    before = FilesBefore.read(earlier)
+    if before is None or _has_ended(earlier):
         return past
-    saved = Saved(work, max(since, began_of(work)), events, warn, lambda: 0, past)
+    saved = Saved(work, before, events, warn, lambda: (0, 0), past, newest_kept)
     saved.close(was_cut=True)
     if saved.error is not None:
         raise saved.error
@@ -38,19 +41,14 @@ def adopt(work: ScriptWork, events: EventLog, warn: Warn) -> Past:
 
 
 def _told(work: ScriptWork) -> tuple[Past, float]:
-    """By the newest of the checkpoints to go on from, and when that was made (unix seconds)."""
+    """By the newest of the checkpoints to go on from, and when it was saved (unix seconds)."""
     for folder in work.restore[:1]:
         with suppress(OSError, BadManifest):
             manifest = parse_manifest((folder / MANIFEST).read_bytes())
-            names = {str(manifest.get("pattern")): without_numbers(manifest["files"])}
-            return Past(step_of(folder), names), (folder / MANIFEST).stat().st_mtime
+            names = without_numbers(manifest["files"])
+            past = Past(step_of(folder), dict.fromkeys(manifest.get("patterns", ()), names))
+            return past, manifest.get("saved_at", 0.0)
     return Past(), 0.0
-
-
-def began_of(work: ScriptWork) -> float:
-    """When the run began (unix seconds), by the first of its attempts that is still there."""
-    specs = work.run_folder.glob("attempt-*/spec.json")
-    return min((path.stat().st_mtime for path in specs), default=0.0)
 
 
 def _has_ended(attempt: Path) -> bool:
@@ -62,10 +60,9 @@ def _has_ended(attempt: Path) -> bool:
         return False
 
 
-def choose(restore: Sequence[Path], told: Callable[[Path, str], None]) -> Path | None:
-    """What the script goes on from: of the checkpoints to try the first that is whole; the file in
-    it where the script had saved a single one. `told`: of each that is passed over, and why. None
-    where there is none. OSError when one could not be read, which proves nothing.
+def choose(restore: Sequence[Path], told: Callable[[Path, str], None]) -> Start | None:
+    """Returns the first of the checkpoints that is whole; None if none is. `told` gets each one
+    that is passed over, and why. Raises OSError.
     """
     for folder in restore:
         try:
@@ -76,8 +73,51 @@ def choose(restore: Sequence[Path], told: Callable[[Path, str], None]) -> Path |
         except (BadManifest, NotWhole) as why:
             told(folder, str(why))
         else:
-            entry = manifest.get("entry")
-            return folder / entry if entry else folder
+            kept = folder / (manifest.get("entry") or "")
+            return Start(folder, kept, _own_path(manifest) or kept)
+    return None
+
+
+def newest_last_if_it_fails(
+    work: ScriptWork, restore: Sequence[Path], warn: Warn
+) -> Sequence[Path]:
+    """Returns the checkpoints in the order in which to try them. The newest is tried last if two
+    attempts in a row ended before their first step after they were given it.
+    """
+    failed = {failed_at_start(work, work.attempt - back) for back in (1, 2)}
+    if len(restore) < 2 or failed != {str(restore[0])}:
+        return restore
+    warn(
+        "checkpoint_passed_over",
+        f"Two attempts in a row ended before their first step after they were given the save of "
+        f"step {step_of(restore[0])}. This attempt goes on from step {step_of(restore[1])}, the "
+        "one before.",
+    )
+    return (*restore[1:], restore[0])
+
+
+def failed_at_start(work: ScriptWork, attempt: int) -> str | None:
+    """Returns the checkpoint that an earlier attempt was given, if its script failed before its
+    first step; else None.
+    """
+    try:
+        events = _events_of(work.run_folder / f"attempt-{attempt}")
+        by_kind = {event["kind"]: event for event in events}
+        checkpoint: str | None = by_kind["applied"]["applied"]["checkpoint"]
+        has_failed = by_kind["end"]["reason"] == Reason.crashed
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    return checkpoint if has_failed and "restored" not in by_kind else None
+
+
+def _own_path(manifest: dict[str, Any]) -> Path | None:
+    """The save of the script if its files are still as they were kept. A script may read settings
+    that lie beside it.
+    """
+    with suppress(OSError, KeyError, NotWhole):
+        root = Path(manifest["root"])
+        _require_as_written(root, manifest)
+        return root / (manifest.get("entry") or "")
     return None
 
 
@@ -159,7 +199,7 @@ def _events_of(attempt: Path) -> list[dict[str, Any]]:
     events = []
     with (attempt / "events.jsonl").open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
-            if TELLS_OF_CURVES.search(line):
+            if TELLS.search(line):
                 with suppress(ValueError):
                     events.append(load_json(line))
     return events

@@ -24,15 +24,15 @@ from worker.script.ending import (
     not_run,
     with_what_is_lost,
 )
-from worker.script.event_log import FULL, ScriptEventLog
+from worker.script.event_log import FULL, ScriptEventLog, ScriptPulse
 from worker.script.processes import Leader, ScriptSignals, end_rest, kill_all, memory_of
 from worker.script.progress import ScriptProgress
-from worker.script.restoring import adopt, began_of, choose
+from worker.script.restoring import adopt, choose, newest_last_if_it_fails
 from worker.script.saved import Past, Saved
-from worker.script.saves import saves_of, unmatched
+from worker.script.saves import FilesBefore, older_saves, saves_of, unmatched
 from worker.script.shim import Shim
 from worker.script.status import StatusServer
-from worker.script.work import ScriptWork
+from worker.script.work import ScriptWork, Start
 
 LOOK_SECONDS = 1.0
 # Its memory is looked at after a tenth of the time that it has run, and at least so often.
@@ -65,6 +65,7 @@ class Runner:
         self._is_measured = False
         self._memory_at = 0.0
         self._past = Past()
+        self._files_before = FilesBefore({})
         self._config = ScriptConfig(work.folder / CONFIG, self._warn)
         self._applied: dict[str, Any] = {}
         self._left = ""
@@ -79,30 +80,33 @@ class Runner:
         try:
             with beating(self._pulse):
                 self._past = adopt(work, self._events, self._warn)
-                restore = (*self._past.folders, *work.restore)
-                checkpoint = choose(restore, self._passed_over)
+                restore = newest_last_if_it_fails(
+                    work, (*self._past.folders, *work.restore), self._warn
+                )
+                start = choose(restore, self._passed_over)
         except OSError as error:
             return ScriptEnd(
                 Reason.checkpoint_error,
                 f"A checkpoint of this run could not be read ({error}). It may be whole, so "
                 "nothing starts from an earlier one; the run is tried again until it can be read.",
             )
-        if (refused := self._refuse(checkpoint)) is not None:
+        if (refused := self._refuse(start)) is not None:
             return refused
         status = StatusServer(work.folder, work.run_id)
         try:
-            return self._start(checkpoint, status)
+            return self._start(start, status)
         finally:
             status.close()
 
-    def _start(self, checkpoint: Path | None, status: StatusServer) -> ScriptEnd:
+    def _start(self, start: Start | None, status: StatusServer) -> ScriptEnd:
         """Start the script and see it through. What lies there is looked at before: the script may
         write at once.
         """
         work = self._work
         with beating(self._pulse):
             self._tell_changes()
-            beginning = Beginning(work, checkpoint, self._events)
+            self._note_files_before()
+            beginning = Beginning(work, start, self._events)
             curves = Curves(work, self._began_at, beginning.folder, self._warn)
         try:
             given = work.given_environment()
@@ -114,22 +118,22 @@ class Runner:
             )
         try:
             shim = Shim(work.shim_file) if work.shim else None
-            environment = work.environment(given, checkpoint, (status.url, status.token_file))
-            leader = Leader(work.command(checkpoint), work.cwd, environment)
+            environment = work.environment(given, start, (status.url, status.token_file))
+            leader = Leader(work.command(start), work.cwd, environment)
         except OSError as error:
             return self._not_started(error)
         try:
-            self._tell_start(checkpoint)
+            self._tell_start(start)
             progress = ScriptProgress(curves, status, shim, self._events, beginning.step)
             return self._see_through(leader, progress, beginning)
         finally:
             kill_all(leader)
             leader.close()
 
-    def _refuse(self, checkpoint: Path | None) -> ScriptEnd | None:
+    def _refuse(self, start: Start | None) -> ScriptEnd | None:
         """Never a start from nothing where there is something that the script should go on from."""
         work = self._work
-        if checkpoint is not None:
+        if start is not None:
             return None
         if work.restore:
             return ScriptEnd(
@@ -138,7 +142,8 @@ class Runner:
                 f"begins anew by itself: `stoker restart {work.run_id} --from scratch` does.",
             )
         is_later = work.attempt > 1 and bool(work.resume) and not work.has_saved
-        left = saves_of(work, began_of(work)) if is_later else []
+        before = FilesBefore.read(work.run_folder / "attempt-1") if is_later else None
+        left = [save for save in saves_of(work) if before.new_files(save)] if before else []
         if left:
             return ScriptEnd(
                 Reason.checkpoint_error,
@@ -168,15 +173,25 @@ class Runner:
             return ScriptEnd(Reason.spec_error, f"{told} {advice}")
         return ScriptEnd(Reason.crashed, f"{told} A drive may be missing. {advice}")
 
-    def _tell_start(self, checkpoint: Path | None) -> None:
+    def _note_files_before(self) -> None:
+        """What lies where the script saves is none of its saves until it changes. OSError."""
+        work = self._work
+        self._files_before = FilesBefore.look(work)
+        self._files_before.write(work.folder)
+        is_first = work.attempt == 1 and not work.restore
+        if is_first and (older := older_saves(work)) is not None:
+            self._warn("older_saves", older)
+
+    def _tell_start(self, start: Start | None) -> None:
         work = self._work
         self._pulse.enter("running")
         self._applied = {
-            "argv": work.command(checkpoint),
+            "argv": work.command(start),
             "cwd": str(work.cwd),
             "device": ", ".join(work.gpus) or "cpu",
             "gpus": len(work.gpus),
-            "resume_from": None if checkpoint is None else str(checkpoint),
+            "checkpoint": None if start is None else str(start.folder),
+            "resume_from": None if start is None else str(start.path),
             "shim": work.shim,
         }
         self._tell_applied()
@@ -216,7 +231,8 @@ class Runner:
     ) -> ScriptEnd:
         work = self._work
         past = replace(self._past, step=beginning.step)
-        saved = Saved(work, self._began_at, self._events, self._warn, lambda: progress.step, past)
+        before = self._files_before
+        saved = Saved(work, before, self._events, self._warn, progress.now, past)
         grace_over = False
         look_at = self._began
         while not leader.has_ended():
@@ -246,8 +262,8 @@ class Runner:
         if saved.error is not None:
             self._warn("checkpoint_not_kept", f"A save could not be kept: {saved.error}.")
         # One that may go on from what it has saved before may end before it saves again.
-        since = 0.0 if work.restore or self._past.folders else self._began_at
-        if not_found := unmatched(work, since):
+        goes_on = bool(work.restore or self._past.folders)
+        if not_found := unmatched(work, None if goes_on else before):
             self._warn("no_checkpoints_found", not_found)
         times = took, ended
         end = self._end(code, times, progress, grace_over=grace_over, has_moved=has_moved)
@@ -386,7 +402,7 @@ def run_attempt(folder: Path) -> int:
     events, signals = ScriptEventLog(folder / "events.jsonl"), ScriptSignals()
     last_step = None
     try:
-        pulse = Pulse(folder / "pulse")
+        pulse = ScriptPulse(folder / "pulse")
         pulse.enter("starting")
         events.emit("phase", phase="starting")
         runner = Runner(ScriptWork.read(folder), events, pulse, signals)

@@ -1,12 +1,17 @@
 """Checkpoints of a script: noticed in its folder, proved whole, and kept with the run.
 
-A save is kept when its files can be read as what they are, and it has not changed for two looks,
-or nobody writes any more; a single file of a kind that proves itself needs no second look. Of a
-script that did not end well, the last folder may lack files that were to follow: unless two seconds
-lie between, those of the save before it have to be written. A save is copied, since the script may
-write over it or remove it; where the file system can, the copy shares its blocks. What is kept has
-a manifest with hashes like any checkpoint of Stoker's: it is listed, pinned, downloaded and removed
-like those.
+A save is kept once it is proved:
+
+- no process of the run has a file of it open for writing,
+- each file is whole by its own format, or has not changed for two looks,
+- no file is missing that the kept save before it had, or that it names itself.
+
+A first folder shows what belongs to a save only when the training goes on, the next save begins, or
+the script ends well. Until then it is provisional: kept if there is nothing else.
+
+A save is copied, because the script may write over it or remove it. Where the file system can, the
+copy shares its blocks. What is kept has a manifest with hashes like any checkpoint of Stoker's: it
+is listed, pinned, downloaded and removed like those.
 """
 
 import json
@@ -20,21 +25,38 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stoker.manifest import COUNTS, MANIFEST, parse_manifest
+from stoker.manifest import COUNTS, MANIFEST, manifest_bytes, parse_manifest
 from stoker.script import seal
 from worker.reporting import EventLog
 from worker.script.event_log import FULL
 from worker.script.points import number_of, usual_name
-from worker.script.saves import Save, Signature, bring, saves_of, signature_of, without_numbers
+from worker.script.saves import (
+    FilesBefore,
+    FileState,
+    Save,
+    bring,
+    number_in,
+    saves_of,
+    without_numbers,
+)
 from worker.script.sources import Warn
-from worker.script.whole import NotWhole, require_whole
+from worker.script.whole import NotWhole, require_free_name
 from worker.script.work import ScriptWork
+from worker.script.writers import OpenFiles, open_for_writing
 
 LOOK_SECONDS = 2.0
 # Copies take up so much of the time at most, but for the last.
 COPYING = 0.05
+# A file that changes from look to look, so often in a row, is copied between two of its writes.
+RESTLESS_LOOKS = 3
+# After so long without one that could be kept, a warning says why.
+UNKEPT_SECONDS = 45.0
 STEP = re.compile(r"(?:step|checkpoint|ckpt|iter)[=_-]?(\d+)", re.IGNORECASE)
-NUMBER = re.compile(r"(\d+)(?!.*\d)")
+
+WILD = re.compile(r"[*?[]")
+NOT_SHOWN = NotWhole("nothing showed that all of its files are there")
+
+Paths = tuple[Path, ...]
 
 
 @dataclass(frozen=True)
@@ -48,6 +70,24 @@ class Past:
     folders: tuple[Path, ...] = ()
 
 
+@dataclass
+class _Seen:
+    """A save as the last look found it."""
+
+    save: Save
+    since: int
+    """The script's step at the last look before this form of it was there."""
+    step: int
+    """The script's step at the first look that found this form."""
+    saved_step: int
+    """Its step at its last torch.save by then; 0 if that is not known."""
+    changes: int = 0
+    """How many looks in a row found it changed."""
+
+    def is_same(self, save: Save) -> bool:
+        return self.save.files == save.files
+
+
 class Saved:
     """Looks for checkpoints beside the script, in a thread of its own. `error`: what a look failed
     with last, such as a full disk.
@@ -56,34 +96,40 @@ class Saved:
     def __init__(
         self,
         work: ScriptWork,
-        began: float,
+        before: FilesBefore,
         events: EventLog,
         warn: Warn,
-        step: Callable[[], int],
+        steps: Callable[[], tuple[int, int]],
         past: Past,
+        newest_kept: float = 0.0,
     ) -> None:
-        """`began`: unix seconds; older saves are of earlier runs. `step`: the script's, now."""
-        self._work, self._began, self._events, self._warn, self._step = (
-            work, began, events, warn, step,
+        """`before`: files of earlier attempts and runs. `steps`: the script's step now, and that at
+        its last torch.save, 0 if not known. `newest_kept`: unix seconds; older saves are kept
+        already, or were passed over.
+        """
+        self._work, self._files_before, self._events, self._warn, self._steps_now = (
+            work, before, events, warn, steps,
         )  # fmt: skip
-        self._before: dict[Path, Signature] = {}
-        self._looked_at_step, self._since = past.step or 0, dict[Path, int]()
-        """The script's step at the last look, and at the last look before each save."""
+        self._past = past
+        self._seen = dict[Paths, _Seen]()
+        self._looked_at_step = past.step
         self._names = dict(past.names)
-        """Of the files of the last kept save of each pattern."""
-        self._kept: dict[Path, Signature] = {}
-        self._newest_kept = 0.0
+        self._lacked = dict[str, tuple[Save, frozenset[str]]]()
+        """By pattern, the last save that was closed and lacked files of the one before it."""
+        self._kept = dict[Paths, dict[str, FileState]]()
+        self._provisional: Save | None = None
+        self._newest_kept = newest_kept
         self._steps = {step_of(folder) for folder in past.folders}
-        self._restored = past.step
         self._copy_at = 0.0
-        self._overwritten = 0
+        self._unkept_at: float | None = None
+        self._told = set[str]()
         self.folders: list[Path] = []
         """Of what was kept, in its order."""
         self.known_step = 0
         """Of the newest, where it counts as the script does; 0 elsewhere."""
         self.error: OSError | None = None
         self._ended = threading.Event()
-        self._cut_at: float | None = None
+        self._was_cut = False
         self._thread = threading.Thread(target=self._run, name="saved", daemon=True)
         self._thread.start()
 
@@ -93,7 +139,7 @@ class Saved:
         """
         self._ended.set()
         self._thread.join()
-        self._cut_at = time.time() if was_cut else None
+        self._was_cut = was_cut
         self._look(is_last=True)
 
     def _run(self) -> None:
@@ -103,82 +149,161 @@ class Saved:
     def _look(self, *, is_last: bool) -> None:
         try:
             self._look_at_own()
-            saves = saves_of(self._work, self._began)
+            saves = [s for s in saves_of(self._work) if self._files_before.new_files(s)]
         except OSError as error:
             self.error = error
             return
-        new = (save for save in saves if self._before.get(save.path) != save.signature)
-        self._since |= dict.fromkeys((save.path for save in new), self._looked_at_step)
-        self._looked_at_step = self._step()
+        before, (step, saved_step) = self._seen, self._steps_now()
+        self._seen = {save.paths: self._seen_as(save, step, saved_step) for save in saves}
+        self._looked_at_step = step
         if is_last or time.monotonic() >= self._copy_at:
-            for save in self._due(saves, is_last=is_last):
-                self._try_to_keep(save)
-        self._before = {save.path: save.signature for save in saves}
+            self._keep_what_is_due(saves, before, is_last=is_last)
 
-    def _due(self, saves: list[Save], *, is_last: bool) -> list[Save]:
-        """Of each pattern the newest that is whole, the oldest first. Those that are older than
-        what is kept stay out: steps would no longer rise with the time of the save.
+    def _seen_as(self, save: Save, step: int, saved_step: int) -> _Seen:
+        seen = self._seen.get(save.paths)
+        if seen is not None and seen.is_same(save):
+            return _Seen(save, seen.since, seen.step, seen.saved_step)
+        changes = 0 if seen is None else seen.changes + 1
+        return _Seen(save, self._looked_at_step, step, saved_step, changes)
+
+    def _keep_what_is_due(
+        self, saves: list[Save], before: dict[Paths, _Seen], *, is_last: bool
+    ) -> None:
+        """Keeps of each pattern the newest that is proved, the oldest first. Those that are older
+        than what is kept stay out: steps would no longer rise with the time of the save.
         """
-        found = dict[str, Save]()
-        newest = {save.pattern: save for save in saves}
-        names = self._names | {s.pattern: s.names for s in saves if s is not newest[s.pattern]}
-        for save in reversed(saves):
-            if save.pattern in found or save.newest <= self._newest_kept:
+        newest = {pattern: save for save in saves for pattern in save.patterns}
+        self._confirm_provisional(newest, is_last=is_last)
+        candidates = [save for save in saves if self._is_news(save)]
+        if not candidates:
+            return
+        writers = OpenFiles(frozenset()) if is_last else open_for_writing()
+        self._warn_of_unknown(writers)
+        proved, unproved, patterns = list[Save](), list[Save](), set[str]()
+        for save in reversed(candidates):
+            if not patterns.isdisjoint(save.patterns):
                 continue
-            is_ready = (
-                save.proves_itself
-                or self._before.get(save.path) == save.signature
-                or (is_last and not self._may_be_cut(save, newest, names))
-            )
-            if is_ready and self._is_whole(save, is_last=is_last):
-                found[save.pattern] = save
-        return sorted(found.values(), key=lambda save: save.newest)
+            seen = before.get(save.paths)
+            is_settled = seen is not None and seen.is_same(save)
+            is_closed = self._is_closed(save, newest, is_last=is_last)
+            try:
+                if self._is_proved(save, writers, is_settled, is_closed, is_last):
+                    proved.append(save)
+                    patterns.update(save.patterns)
+                else:
+                    unproved.append(save)
+            except NotWhole as why:
+                self._tell_why_not(save, why, is_last=is_last)
+            except OSError as error:
+                self.error = error
+        for save in reversed(proved):
+            self._try_to_keep(save, is_proved=True)
+        if unproved and proved:
+            self._tell_why_not(unproved[0], NOT_SHOWN, is_last=is_last)
+        elif unproved:
+            self._try_to_keep(unproved[0], is_proved=False)
 
-    def _may_be_cut(
-        self, save: Save, newest: dict[str, Save], names: dict[str, frozenset[str]]
-    ) -> bool:
-        """Whether the end of the script may have come in the middle of it. `newest`: of each
-        pattern; `names`: of the files of the one before that.
+    def _is_closed(self, save: Save, newest: dict[str, Save], *, is_last: bool) -> bool:
+        """True if nobody adds to the save any more: the next one has begun, a step was made after
+        its last write, or the script has ended well.
         """
-        if (
-            self._cut_at is None
-            or save.newest < self._cut_at - LOOK_SECONDS
-            or save is not newest[save.pattern]
-        ):
-            return False
-        before = names.get(save.pattern)
-        if save.path.is_dir() and before and before <= self._written(save):
-            return False
-        self._tell_not_whole(save, "the script ended while it may have been writing it")
-        return True
+        is_over = all(newest[pattern] is not save for pattern in save.patterns)
+        has_gone_on = self._looked_at_step > self._seen[save.paths].step
+        return is_over or has_gone_on or (is_last and not self._was_cut)
+
+    def _is_news(self, save: Save) -> bool:
+        return save.newest > self._newest_kept and self._kept.get(save.paths) != save.files
+
+    def _is_proved(
+        self, save: Save, writers: OpenFiles, is_settled: bool, is_closed: bool, is_last: bool
+    ) -> bool:
+        """Returns False if the save may be kept provisionally.
+
+        Raises NotWhole, which says why it cannot be kept now, and OSError.
+        """
+        require_free_name(save.files)
+        for name in save.files:
+            if writers.hold(save.root / name):
+                raise NotWhole(f"{name} was open for writing")
+        required = frozenset[str]().union(*(self._names.get(p, ()) for p in save.patterns))
+        is_cut = is_last and not is_closed
+        lacking = required - (self._written(save) if is_cut else without_numbers(save.files))
+        if lacking and not (is_closed and self._lacks_again(save, lacking)):
+            raise NotWhole(f"it lacks {min(lacking)}, which the save before it has")
+        is_restless = self._seen[save.paths].changes >= RESTLESS_LOOKS and not writers.unknown
+        may_be_whole = is_settled or is_restless or is_closed or save.says_it_is_done
+        if not save.require_whole() and not may_be_whole:
+            raise NotWhole("it was changed shortly before, and its format has no mark of its end")
+        if required or is_closed or save.says_it_is_done or self._is_complete_alone(save):
+            return True
+        if self._has_other(save):
+            raise NOT_SHOWN
+        return False
+
+    def _is_complete_alone(self, save: Save) -> bool:
+        """True of a file that no other pattern may add to."""
+        wild = {pattern for pattern in self._work.checkpoints if WILD.search(pattern)}
+        may_join = save.number is not None and self._work.like is None
+        joins = may_join and wild.issuperset(save.patterns) and wild.difference(save.patterns)
+        return not joins and not save.path.is_dir()
+
+    def _has_other(self, save: Save) -> bool:
+        """True if the run has a checkpoint besides this save."""
+        is_provisional = self._provisional is not None and save.paths == self._provisional.paths
+        others = len(self.folders) - is_provisional
+        return bool(others or self._past.folders or self._work.restore)
+
+    def _lacks_again(self, save: Save, lacking: frozenset[str]) -> bool:
+        """True if the save before it was closed without the same files: they are not written
+        every time.
+        """
+        known = [self._lacked.get(pattern) for pattern in save.patterns]
+        self._lacked |= dict.fromkeys(save.patterns, (save, lacking))
+        return all(one and one[1] == lacking and one[0].files != save.files for one in known)
 
     def _written(self, save: Save) -> frozenset[str]:
         """The names of its files without those that an earlier save has left in the folder."""
-        left = set(self._kept.get(save.path, ()))
-        new = (file for file in save.signature if file not in left)
-        return without_numbers(name for name, _, time in new if time / 1e9 >= self._began)
-
-    def _tell_not_whole(self, save: Save, why: object) -> None:
-        self._warn(
-            "checkpoint_not_whole",
-            f"{save.path} is not kept: {why}. The checkpoint before it counts.",
+        kept = self._kept.get(save.paths, {})
+        new = self._files_before.new_files(save)
+        return without_numbers(
+            n for n, state in save.files.items() if n in new and kept.get(n) != state
         )
 
-    def _is_whole(self, save: Save, *, is_last: bool) -> bool:
-        try:
-            require_whole(save.path)
-        except NotWhole as why:
-            if is_last:
-                self._tell_not_whole(save, why)
-            return False
-        except OSError as error:
-            self.error = error
-            return False
-        return True
+    def _tell_why_not(self, save: Save, why: NotWhole, *, is_last: bool) -> None:
+        """At the end, or when none could be kept for long."""
+        has_other = self._has_other(save)
+        counts = (
+            "The checkpoint before it counts." if has_other else "No other is kept of this run."
+        )
+        if is_last:
+            self._warn("checkpoint_not_whole", f"{save.path} is not kept: {why}. {counts}")
+            return
+        now = time.monotonic()
+        self._unkept_at = now if self._unkept_at is None else self._unkept_at
+        if now - self._unkept_at >= UNKEPT_SECONDS:
+            self._warn_once(
+                "checkpoint_not_kept",
+                f"No save could be kept for {UNKEPT_SECONDS:.0f} seconds. {save.path} matches, but "
+                f"{why}. {counts} Save under a new name each time, or to a temporary name first.",
+            )
 
-    def _try_to_keep(self, save: Save) -> None:
+    def _warn_once(self, code: str, message: str) -> None:
+        if code not in self._told:
+            self._told.add(code)
+            self._warn(code, message)
+
+    def _warn_of_unknown(self, writers: OpenFiles) -> None:
+        if writers.unknown:
+            self._warn_once(
+                "writers_unknown",
+                f"Stoker cannot see which files {writers.unknown} has open, because it runs as "
+                "another user. A save counts once it has not changed for "
+                f"{LOOK_SECONDS:g} seconds.",
+            )
+
+    def _try_to_keep(self, save: Save, is_proved: bool) -> None:
         try:
-            self._keep(save)
+            self._keep(save, is_proved)
             self.error = None
         except OSError as error:
             if error.errno in FULL and self.error is None:
@@ -192,25 +317,45 @@ class Saved:
             self._newest_kept = save.newest
             self._warn("checkpoint_not_kept", f"{save.path} is not kept: {error}.")
 
+    def _confirm_provisional(self, newest: dict[str, Save], *, is_last: bool) -> None:
+        """Says that the provisional one is whole if that has shown itself."""
+        save = self._provisional
+        if save is None or (seen := self._seen.get(save.paths)) is None:
+            return
+        if seen.save.files != save.files:
+            return
+        if self._is_closed(seen.save, newest, is_last=is_last):
+            manifest = self.folders[-1] / MANIFEST
+            body = parse_manifest(manifest.read_bytes())
+            del body["provisional"]
+            temporary = manifest.with_name(f".{MANIFEST}.tmp")
+            temporary.write_bytes(manifest_bytes(body))
+            temporary.replace(manifest)
+            self._provisional = None
+            self._note(save, is_proved=True)
+
     def _look_at_own(self) -> None:
         """Those that the script made by `stoker`, which are whole once they have their names."""
         for path in sorted(_entries(self._work.checkpoints_folder)):
             match = re.fullmatch(r"step-(\d+)", path.name)
-            if match is None or int(match[1]) in self._steps or path in self._kept:
+            if match is None or int(match[1]) in self._steps or (path,) in self._kept:
                 continue
             try:
                 self._tell(path, int(match[1]))
                 self.known_step = int(match[1])
             except (FileNotFoundError, ValueError):
-                self._kept[path] = ()
+                self._kept[(path,)] = {}
                 self._warn(
                     "checkpoint_not_kept",
                     f"{path} was not made by stoker.init().checkpoint(…), so nothing says that it "
                     "is whole: it is no checkpoint of this run.",
                 )
 
-    def _keep(self, save: Save) -> None:
-        step, is_seen = self._step_of(save)
+    def _keep(self, save: Save, is_proved: bool) -> None:
+        replaced = None
+        if self._provisional is not None and save.paths == self._provisional.paths:
+            replaced = self.folders[-1]
+        step, is_seen = self._step_of(save) if replaced is None else (step_of(replaced), True)
         target = self._work.checkpoints_folder / f"step-{step}"
         temporary = target.with_name(f".{target.name}.tmp")
         shutil.rmtree(temporary, ignore_errors=True)
@@ -219,58 +364,74 @@ class Saved:
             began = time.monotonic()
             bring(save, temporary)
             self._copy_at = time.monotonic() + (time.monotonic() - began) / COPYING
-            if signature_of(save.path) != save.signature:
+            if not save.is_unchanged:
                 return  # it was being written after all: the next look sees it again
-            require_whole(temporary)
+            Save.look((temporary,), save.patterns).require_whole()
             body = {
                 "run_id": self._work.run_id,
                 "attempt": self._work.attempt,
                 "step": step,
                 "epoch": 0,
                 "metrics": _metrics_of(save.path),
-                "entry": None if save.path.is_dir() else save.path.name,
+                "entry": save.entry,
                 "source": str(save.path),
-                "pattern": save.pattern,
+                "root": str(save.root),
+                "patterns": list(save.patterns),
                 "seen": is_seen,
                 "saved_at": save.newest,
+                **({} if is_proved else {"provisional": True}),
             }
             seal(temporary, target, body)
         except NotWhole:
             return  # as above
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-        self._note(save)
-        self._tell(target, step)
+        self._warn_of_overwriting(save)
+        self._note(save, is_proved)
+        if replaced is None:
+            self._tell(target, step)
+        self._provisional = None if is_proved else save
+        self._unkept_at = None
         # Else its name may count epochs, or the script samples.
-        is_own = not is_seen and self._since[save.path] <= step <= self._step() <= 2 * step
+        seen = self._seen[save.paths]
+        is_own = not is_seen and seen.since <= step <= seen.step <= 2 * step
         self.known_step = step if is_own else 0
 
-    def _note(self, save: Save) -> None:
-        if save.path in self._kept and not save.path.is_dir():
-            self._overwritten += 1
-            if self._overwritten == 1:
-                self._warn(
-                    "checkpoint_overwritten",
-                    f"The script writes over {save.path}. A kill in the middle of that would leave "
-                    "a damaged file, so Stoker keeps a copy of each save. Saving under a new name "
-                    "each time, or to a temporary name first, costs no copy.",
-                )
-        self._kept[save.path] = save.signature
-        self._names[save.pattern] = save.names
-        self._newest_kept = save.newest
+    def _note(self, save: Save, is_proved: bool) -> None:
+        self._kept[save.paths] = dict(save.files)
+        if is_proved:
+            self._names |= dict.fromkeys(save.patterns, without_numbers(save.files))
+        self._newest_kept = max(self._newest_kept, save.newest)
+
+    def _warn_of_overwriting(self, save: Save) -> None:
+        if save.paths in self._kept and not save.path.is_dir() and self._provisional is None:
+            self._warn_once(
+                "checkpoint_overwritten",
+                f"The script writes over {save.path}. A kill in the middle of that would leave "
+                "a damaged file, so Stoker keeps a copy of each save. Saving under a new name "
+                "each time, or to a temporary name first, costs no copy.",
+            )
 
     def _step_of(self, save: Save) -> tuple[int, bool]:
-        """The step that its name tells: a number beside a word for steps, or any that can be a step
-        that was just made; else the script's own, now that it is seen, and True. Always above those
-        before it, for the newest save is the one to go on from.
+        """Returns the step of a save, and True if it is the script's own at this look.
+
+        A number in its name counts if it can be the step just made: first one beside a word for
+        steps, then the last one. Without such a number the step at `torch.save` counts. Steps rise,
+        because the newest save is the one to go on from.
         """
-        name, own, since = save.path.name, self._step(), self._since[save.path]
-        told, other = _number_in(name, STEP), _number_in(name, NUMBER)
-        if other is not None and own and not (since <= other <= 2 * own <= 4 * other):
-            other = None  # an epoch, or a number of something else
-        told = other if told is None else told
-        step = max(own if told is None else told, max(self._steps, default=self._restored) + 1)
-        return step, step != told
+        name, seen = save.path.resolve().name, self._seen[save.paths]
+        match = STEP.search(name)
+        numbers = [None if match is None else int(match[1]), number_in(name), seen.saved_step]
+        known = next((n for n in numbers if n and self._can_be(n, seen)), None)
+        lowest = max(self._steps, default=self._past.step) + 1
+        step = max(seen.step if known is None else known, lowest)
+        return step, step != known
+
+    def _can_be(self, number: int, seen: _Seen) -> bool:
+        """True if a number can be a step made between two looks, as far as steps are known."""
+        is_known = seen.step > self._past.step
+        can_be = not is_known or seen.since <= number <= 2 * seen.step <= 4 * number
+        return can_be and number < COUNTS["step"]
 
     def _tell(self, folder: Path, step: int) -> None:
         manifest = parse_manifest((folder / MANIFEST).read_bytes())
@@ -281,6 +442,7 @@ class Saved:
             action="saved",
             by_stoker="source" not in manifest,
             seen=manifest.get("seen", False),
+            provisional=manifest.get("provisional", False),
             path=str(folder.relative_to(self._work.folder)),
             step=step,
             epoch=manifest.get("epoch") or 0,
@@ -288,13 +450,6 @@ class Saved:
             seconds=0.0,
             metrics={usual_name(n): v for n, v in manifest.get("metrics", {}).items()},
         )
-
-
-def _number_in(name: str, pattern: re.Pattern[str]) -> int | None:
-    """None where there is none that a step can be, such as a time in nanoseconds."""
-    match = pattern.search(name)
-    number = COUNTS["step"] if match is None else int(match[1])
-    return number if number < COUNTS["step"] else None
 
 
 def step_of(folder: Path) -> int:

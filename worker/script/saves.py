@@ -1,68 +1,198 @@
 """The saves of a script as they lie in its folder: which there are, and how one is copied."""
 
+import hashlib
+import json
 import os
 import re
 import shutil
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple, Self
 
-from worker.script.whole import UNFINISHED, proves_itself
+from worker.regular_files import open_regular, read_regular
+from worker.script.whole import UNFINISHED, ends_with_trainer_state, is_proved, require_complete
 from worker.script.work import ScriptWork
 
-Signature = tuple[tuple[str, int, int], ...]
+LAST_NUMBER = re.compile(r"(\d+)(?!.*\d)", re.DOTALL)
+FILES_BEFORE = "files_before.json"
+LARGEST_LIST = 2**28
+# An old file that was only touched is known by samples of it. Files beyond so many, the newest
+# first, are known by size, inode and time alone.
+SAMPLED_FILES, SAMPLES, SAMPLE_BYTES = 200, 16, 4096
+
+
+class FileState(NamedTuple):
+    """How a file looked."""
+
+    size: int
+    inode: int
+    mtime_ns: int
 
 
 @dataclass(frozen=True)
 class Save:
-    """One save of the script as it lay at a look: name, size and time of each file."""
+    """One save of the script as it lay at a look: a file, a folder, or files of one number that
+    match several patterns.
+    """
 
-    path: Path
-    signature: Signature
-    pattern: str
-    """The pattern of the spec that it matches."""
+    paths: tuple[Path, ...]
+    """Those that match, in the order of their patterns."""
+    patterns: tuple[str, ...]
+    root: Path
+    """The folder that `files` lie in."""
+    files: Mapping[str, FileState]
+    """Its files by their path below `root`."""
+
+    @classmethod
+    def look(cls, paths: tuple[Path, ...], patterns: tuple[str, ...]) -> Self:
+        """Raises FileNotFoundError if a file vanishes meanwhile."""
+        if len(paths) == 1:
+            root = paths[0] if paths[0].is_dir() else paths[0].parent
+        else:
+            root = Path(os.path.commonpath([path.parent for path in paths]))
+        files = dict[str, FileState]()
+        for path in paths:
+            for file in sorted(path.rglob("*") if path.is_dir() else [path]):
+                if file.is_file():  # regular ones alone: nobody can keep a pipe
+                    status = file.stat()
+                    state = FileState(status.st_size, status.st_ino, status.st_mtime_ns)
+                    files[file.relative_to(root).as_posix()] = state
+        return cls(paths, patterns, root, files)
 
     @property
-    def names(self) -> frozenset[str]:
-        """Of its files, with any number for another."""
-        return without_numbers(name for name, _, _ in self.signature)
+    def is_unchanged(self) -> bool:
+        """True if all of it still is as it was at the look."""
+        with suppress(FileNotFoundError):
+            return Save.look(self.paths, self.patterns).files == self.files
+        return False
 
     @property
-    def proves_itself(self) -> bool:
-        """Whether a cut one cannot be taken for a whole one."""
-        return proves_itself(self.path)
+    def path(self) -> Path:
+        """What the script is given to go on from."""
+        return self.paths[0]
+
+    @property
+    def entry(self) -> str | None:
+        """The path of that below `root`; None for the folder itself."""
+        return None if self.path == self.root else self.path.relative_to(self.root).as_posix()
 
     @property
     def newest(self) -> float:
         """Unix seconds of the last write."""
-        return _newest(self.signature)
+        return max((state.mtime_ns for state in self.files.values()), default=0) / 1e9
+
+    @property
+    def number(self) -> int | None:
+        return number_in(self.path.name)
+
+    def require_whole(self) -> bool:
+        """Returns True if all files prove that they are whole, False if one has no mark.
+
+        Raises NotWhole, OSError.
+        """
+        proofs = [is_proved(self.root / name) for name in self.files]
+        require_complete(self.files, self.root)
+        return all(proofs)
+
+    @property
+    def says_it_is_done(self) -> bool:
+        """True of a folder with the file that Hugging Face's Trainer writes last."""
+        return ends_with_trainer_state({name: f.mtime_ns for name, f in self.files.items()})
 
 
-def saves_of(work: ScriptWork, began: float) -> list[Save]:
-    """What lies where the patterns of the spec say, was written since, and is not obviously
-    unfinished; the oldest first.
+class FilesBefore:
+    """The files that matched when an attempt began. They are no saves of it until they change."""
+
+    def __init__(self, files: Mapping[str, tuple[FileState, str]]) -> None:
+        """`files`: by absolute path, the state and the hash of samples, which may be empty."""
+        self._files = files
+
+    @classmethod
+    def look(cls, work: ScriptWork) -> Self:
+        states = {
+            str(save.root / name): state
+            for save in saves_of(work)
+            for name, state in save.files.items()
+        }
+        newest = sorted(states, key=lambda path: states[path].mtime_ns)[-SAMPLED_FILES:]
+        hashes = {path: _hash_of_samples(Path(path)) for path in newest}
+        return cls({path: (state, hashes.get(path, "")) for path, state in states.items()})
+
+    @classmethod
+    def read(cls, attempt: Path) -> Self | None:
+        """Those of an earlier attempt; None if its script was not started. Raises OSError."""
+        try:
+            document = json.loads(read_regular(attempt / FILES_BEFORE, LARGEST_LIST))
+            return cls(
+                {path: (FileState(*state), mark) for path, (state, mark) in document.items()}
+            )
+        except (FileNotFoundError, ValueError, TypeError, AttributeError):
+            return None
+
+    def write(self, attempt: Path) -> None:
+        (attempt / FILES_BEFORE).write_text(json.dumps(self._files))
+
+    def has(self, file: Path, state: FileState) -> bool:
+        """Returns True if the file lay there as it is now, but for its time."""
+        if (known := self._files.get(str(file))) is None:
+            return False
+        before, mark = known
+        if before[:2] != state[:2]:
+            return False
+        return before == state or (bool(mark) and _hash_of_samples(file) == mark)
+
+    def new_files(self, save: Save) -> frozenset[str]:
+        """The files of a save that were not there, or were otherwise."""
+        return frozenset(n for n, state in save.files.items() if not self.has(save.root / n, state))
+
+
+def saves_of(work: ScriptWork) -> list[Save]:
+    """Returns what lies where the patterns of the spec say, the oldest first. Names that say they
+    are unfinished are left out.
     """
-    found = dict[Path, Save]()
+    saves = dict[Path, Save]()
     for pattern in work.checkpoints:
         for path in _matching(work.cwd, pattern):
             with suppress(FileNotFoundError):
-                save = Save(path, signature_of(path), pattern)
-                if save.signature and save.newest >= began:
-                    found[path] = save
-    return sorted(found.values(), key=lambda save: save.newest)
+                if path not in saves and (save := Save.look((path,), (pattern,))).files:
+                    saves[path] = save
+    found = list(saves.values()) if work.like else _grouped(list(saves.values()))
+    return sorted(found, key=lambda save: save.newest)
 
 
-def unmatched(work: ScriptWork, since: float) -> str | None:
-    """A sentence on the patterns of which nothing was saved since; None: there is none. Of those
-    that `like` knows one is enough.
+def _grouped(saves: list[Save]) -> list[Save]:
+    """Joins those of several patterns that have the same number: model, optimizer and settings of
+    a step. A number that stands twice for one pattern joins nothing.
     """
-    none = [
+    by_number = defaultdict[int | None, list[Save]](list)
+    for save in saves:
+        by_number[save.number].append(save)
+    grouped = by_number.pop(None, [])
+    for same in by_number.values():
+        patterns = tuple(save.patterns[0] for save in same)
+        if len(same) > 1 and len(set(patterns)) == len(patterns):
+            with suppress(FileNotFoundError):
+                grouped.append(Save.look(tuple(save.path for save in same), patterns))
+        else:
+            grouped += same
+    return grouped
+
+
+def unmatched(work: ScriptWork, before: FilesBefore | None) -> str | None:
+    """Returns a sentence on the patterns of which nothing was saved; None if there is none. One
+    pattern of those that `like` knows is enough. `before`: what lay there does not count.
+    """
+    matched = {
         pattern
-        for pattern in work.checkpoints
-        if not any(_written(path) >= since for path in _matching(work.cwd, pattern))
-    ]
-    if not none or (work.like is not None and len(none) < len(work.checkpoints)):
+        for save in saves_of(work)
+        if before is None or before.new_files(save)
+        for pattern in save.patterns
+    }
+    none = [pattern for pattern in work.checkpoints if pattern not in matched]
+    if not none or (work.like is not None and matched):
         return None
     return (
         f"Nothing that matches {' or '.join(none)} in {work.cwd} was saved by the end, so no "
@@ -71,59 +201,53 @@ def unmatched(work: ScriptWork, since: float) -> str | None:
     )
 
 
-def _newest(signature: Signature) -> float:
-    return max((time for _, _, time in signature), default=0) / 1e9
-
-
-def _written(path: Path) -> float:
-    """When it was written last, in unix seconds; 0 where it is gone."""
-    with suppress(FileNotFoundError):
-        return _newest(signature_of(path))
-    return 0.0
+def older_saves(work: ScriptWork) -> str | None:
+    """Returns a sentence on saves that lie there before the script begins; None without any."""
+    saves = saves_of(work)
+    if not saves:
+        return None
+    count = "1 older save matches" if len(saves) == 1 else f"{len(saves):,} older saves match"
+    return (
+        f"{count} {' or '.join(work.checkpoints)}; the newest is {saves[-1].path}. They are not of "
+        "this run, so it does not go on from them, but the script may take them for its own, or "
+        "remove its own because of them. Move them away, or save somewhere else."
+    )
 
 
 def _matching(cwd: Path, pattern: str) -> list[Path]:
-    """Also an absolute pattern; unfinished names are passed over."""
+    """Also an absolute pattern."""
     place = Path(pattern)
     base, relative = (
         (Path(place.anchor), place.relative_to(place.anchor)) if place.anchor else (cwd, place)
     )
     try:
-        found = list(base.glob(str(relative)))
+        paths = list(base.glob(str(relative)))
     except (ValueError, NotImplementedError):
         return []
-    return [path for path in found if not any(path.match(name) for name in UNFINISHED)]
-
-
-def signature_of(path: Path) -> Signature:
-    """Empty of what is neither file nor folder, such as a pipe, which nobody can read. Raises
-    FileNotFoundError when something of it vanishes meanwhile.
-    """
-    paths = path.rglob("*") if path.is_dir() else [path]
-    files = sorted(p for p in paths if p.is_file())
-    told = []
-    for file in files:
-        status = file.stat()
-        name = str(file.relative_to(path)) if path.is_dir() else file.name
-        told.append((name, status.st_size, status.st_mtime_ns))
-    return tuple(told)
+    return [path for path in paths if not any(path.match(name) for name in UNFINISHED)]
 
 
 def without_numbers(names: Iterable[str]) -> frozenset[str]:
-    """Names of files as they are in each save, of whatever step."""
+    """Returns names of files as they are in each save, of whatever step."""
     return frozenset(re.sub(r"[0-9]+", "0", name) for name in names)
 
 
+def number_in(name: str) -> int | None:
+    """Returns the last number of a name; None without one."""
+    match = LAST_NUMBER.search(name)
+    return None if match is None else int(match[1])
+
+
 def bring(save: Save, target: Path) -> None:
-    """Copy its files. In a folder below, a file keeps its place."""
-    for name, size, _ in save.signature:
+    """Copies its files, each to its place below `target`."""
+    for name, state in save.files.items():
         to = target / name
         to.parent.mkdir(parents=True, exist_ok=True)
-        _copy(save.path / name if save.path.is_dir() else save.path, to, size)
+        _copy(save.root / name, to, state.size)
 
 
 def _copy(source: Path, target: Path, size: int) -> None:
-    with source.open("rb") as old, target.open("xb") as new:
+    with open_regular(source) as old, target.open("xb") as new:
         left = size
         with suppress(OSError):  # another file system: below
             while left and (count := os.copy_file_range(old.fileno(), new.fileno(), left)):
@@ -132,3 +256,17 @@ def _copy(source: Path, target: Path, size: int) -> None:
             old.seek(size - left)
             new.seek(size - left)
             shutil.copyfileobj(old, new)
+
+
+def _hash_of_samples(file: Path) -> str:
+    """Returns a hash of pieces from all of it, the first and the last among them; "" without."""
+    hashed = hashlib.sha256()
+    try:
+        with open_regular(file) as stream:
+            last = max(0, stream.seek(0, 2) - SAMPLE_BYTES)
+            for sample in range(SAMPLES):
+                stream.seek(last * sample // (SAMPLES - 1))
+                hashed.update(stream.read(SAMPLE_BYTES))
+    except OSError:
+        return ""
+    return hashed.hexdigest()

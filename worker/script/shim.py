@@ -1,8 +1,9 @@
 """What the shim in a script has counted: steps, and the time that it waited for data."""
 
-import mmap
+import os
 import time
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 
 from worker.script.work import SHIM
@@ -13,13 +14,15 @@ RATES_UNKNOWN: dict[str, float | None] = {"iterations_per_second": None, "data_w
 
 
 class Shim:
-    """The file that `path/sitecustomize.py` maps into the script's memory."""
+    """Reads the file that `path/sitecustomize.py` maps into the script's memory."""
 
     def __init__(self, path: Path) -> None:
         """OSError."""
         path.write_bytes(bytes(SHIM.size))
-        with path.open("rb") as file:
-            self._figures = mmap.mmap(file.fileno(), SHIM.size, access=mmap.ACCESS_READ)
+        # Read, not mapped: a script that cuts the file short would end this process by SIGBUS.
+        # It stays open to the end of this process.
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._figures = bytes(SHIM.size)
         self.steps = self._others = 0
         self._marks: deque[tuple[float, int, float]] = deque()
         self._stepped = (0.0, 0, 0.0)
@@ -32,7 +35,7 @@ class Shim:
         counted.
         """
         before, others = self.steps, self._others
-        self.steps, waited, _, self._others = SHIM.unpack_from(self._figures, 0)
+        self.steps, waited, _, self._others, _ = self._read()
         now = time.monotonic()
         # Until the first step it imports and loads; and another process of it counts from zero.
         if not before or self.steps < before:
@@ -43,6 +46,18 @@ class Shim:
         if self.steps != before:
             self._add_up((now, self.steps, waited))
         return (self.steps, self._others) != (before, others)
+
+    def now(self) -> tuple[int, int]:
+        """Returns the steps by now, and how many there were at the last torch.save."""
+        steps, _, _, _, saved_step = self._read()
+        return steps, saved_step
+
+    def _read(self) -> tuple[int, float, int, int, int]:
+        with suppress(OSError):
+            figures = os.pread(self._descriptor, SHIM.size, 0)
+            if len(figures) == SHIM.size:
+                self._figures = figures
+        return SHIM.unpack(self._figures)
 
     def _add_up(self, now: tuple[float, int, float]) -> None:
         """The time since the look before that found new steps, which these took."""

@@ -2,26 +2,42 @@
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from struct import Struct
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
-from stoker.script import CHECKPOINT
+from stoker.script import CHECKPOINT, STEP
 
 # What a registered command sees of the worker's environment.
 OF_THE_HOST = (
     *("PATH", "HOME", "USER", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR", "TZ"),
     *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_FILE"),
 )
-SHIM = Struct("<QdQQ")
-"""Steps, seconds of waiting for data, the process that counts, and steps that are not counted:
-path/sitecustomize.py.
+SHIM = Struct("<QdQQQ")
+"""Steps, seconds of waiting for data, the process that counts, steps that are not counted, and the
+step at the last torch.save: path/sitecustomize.py.
 """
 
 
 HELD_STOP = ".stop"
+
+
+class Start(NamedTuple):
+    """What the script goes on from."""
+
+    folder: Path
+    """The checkpoint, as Stoker keeps it."""
+    kept: Path
+    """The file or folder in it that is like the one that the script saved."""
+    path: Path
+    """What the script is given: its own save while that is as it was kept, else `kept`."""
+
+    @property
+    def step(self) -> int:
+        return int(self.folder.name.removeprefix("step-"))
 
 
 @dataclass(frozen=True)
@@ -112,15 +128,17 @@ class ScriptWork:
     def shim_file(self) -> Path:
         return self.folder / "shim"
 
-    def command(self, checkpoint: Path | None) -> list[str]:
+    def command(self, start: Start | None) -> list[str]:
         """The arguments; those of `resume` follow where there is a checkpoint to go on from."""
-        if checkpoint is None:
+        if start is None:
             return list(self.argv)
-        resumed = [part.replace(CHECKPOINT, str(checkpoint)) for part in self.resume]
+        named = {CHECKPOINT: str(start.path), STEP: str(start.step)}
+        places = re.compile("|".join(map(re.escape, named)))
+        resumed = [places.sub(lambda place: named[place[0]], part) for part in self.resume]
         return [*self.argv, *resumed]
 
     def environment(
-        self, given: Mapping[str, str], checkpoint: Path | None, status: tuple[str, Path]
+        self, given: Mapping[str, str], start: Start | None, status: tuple[str, Path]
     ) -> dict[str, str]:
         """`given` and what a script finds inside a run; `status`: URL and token file of the route
         for the trainer's status.
@@ -147,8 +165,8 @@ class ScriptWork:
             "NO_PROXY": _with_loopback(given.get("NO_PROXY") or given.get("no_proxy")),
             "no_proxy": _with_loopback(given.get("no_proxy") or given.get("NO_PROXY")),
         }
-        if checkpoint is not None:
-            named["STOKER_RESUME_FROM"] = str(checkpoint)
+        if start is not None:
+            named["STOKER_RESUME_FROM"] = str(start.path)
         if self.metrics_file is not None:
             named["STOKER_METRICS_FILE"] = str(self.metrics_file)
         if self.shim:

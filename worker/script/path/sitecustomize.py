@@ -5,8 +5,8 @@ scripts have on their PYTHONPATH. It does nothing until the script itself import
 no result, and never raises. Another `sitecustomize` that it stands in front of is run too.
 
 The figures go into STOKER_SHIM_FILE, which is mapped into memory: steps as a whole number, seconds
-of waiting as a double, the process that counts, and steps that nobody counts, which are a sign of
-life; each of 8 bytes. Standard library only.
+of waiting as a double, the process that counts, steps that nobody counts, which are a sign of life,
+and the step at the last `torch.save`; each of 8 bytes. Standard library only.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-FIGURES, OTHERS = struct.Struct("<QdQ"), struct.Struct("<Q")
-SIZE = FIGURES.size + OTHERS.size
+FIGURES, ONE = struct.Struct("<QdQ"), struct.Struct("<Q")
+OTHERS_AT, SAVED_AT = FIGURES.size, FIGURES.size + ONE.size
+SIZE = SAVED_AT + ONE.size
 OPTIMIZER, DATALOADER = "torch.optim.optimizer", "torch.utils.data.dataloader"
+SERIALIZATION = "torch.serialization"
 # After so many steps in a row of another optimizer, the counted one is done. It may live on for
 # long, in a scheduler that refers to it.
 TURN_STEPS = 100
@@ -83,7 +85,12 @@ class Counter:
             self.step(optimizer, (), {})
             return
         self.others += 1
-        OTHERS.pack_into(self._memory, FIGURES.size, self.others)
+        ONE.pack_into(self._memory, OTHERS_AT, self.others)
+
+    def save_begins(self) -> None:
+        """Note the step that is being saved, in the process that counts."""
+        if self._counts and self._memory is not None:
+            ONE.pack_into(self._memory, SAVED_AT, self.steps)
 
     def _follow(self, optimizer: object) -> None:
         """Count this one's steps. It is not kept alive by that."""
@@ -113,6 +120,21 @@ class Counter:
 def watch_optimizers(module: Any, counter: Counter) -> None:
     """By the hook that PyTorch documents for all optimizers."""
     module.register_optimizer_step_post_hook(counter.step)
+
+
+def watch_saves(module: Any, counter: Counter) -> None:
+    """Note at which step `torch.save` is called. PyTorch itself takes the function from here."""
+    import functools  # PyTorch has it by now
+
+    save = module.save
+
+    @functools.wraps(save)
+    def noted_save(*args: Any, **kwargs: Any) -> Any:
+        with suppress(Exception):
+            counter.save_begins()
+        return save(*args, **kwargs)
+
+    module.save = noted_save
 
 
 def watch_loaders(module: Any, counter: Counter) -> None:
@@ -146,11 +168,15 @@ def _timed(following: Callable[[Any], Any], counter: Counter) -> Callable[[Any],
 
 
 class Finder:
-    """Lets others find these two modules, and looks at them once they are loaded."""
+    """Lets others find these modules, and looks at them once they are loaded."""
 
     def __init__(self, counter: Counter) -> None:
         self._counter = counter
-        self._left = {OPTIMIZER: watch_optimizers, DATALOADER: watch_loaders}
+        self._left = {
+            OPTIMIZER: watch_optimizers,
+            DATALOADER: watch_loaders,
+            SERIALIZATION: watch_saves,
+        }
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
