@@ -1,5 +1,6 @@
 """Saves as people's scripts make them: slowly, in several files, in place, beside older ones."""
 
+import os
 import shutil
 import time
 from pathlib import Path
@@ -271,3 +272,30 @@ def test_files_that_match_and_cannot_be_kept_are_told(stage: Stage, monkeypatch)
     stage.stop(runner)
     assert "ckpt-1.bin was open for writing" in warnings_of(stage)["checkpoint_not_kept"]
     assert "No other is kept of this run" in warnings_of(stage)["checkpoint_not_kept"]
+
+
+def test_pipes_and_holes_in_the_place_of_files_hold_nobody_up(stage: Stage):
+    stage.write(
+        TOOLS + "for path in (RUN + '/config.json', RUN + '/metrics.jsonl', 'out/step_1/pipe'):\n"
+        "    os.makedirs(os.path.dirname(path), exist_ok=True)\n"
+        "    os.mkfifo(path)\n"
+        "os.symlink('/dev/zero', 'out/step_1/zeros')\n"
+        "archive('out/step_1/model.pt')\n"
+        "with open('out/step_2', 'wb') as file:\n"
+        "    file.truncate(2 * __import__('shutil').disk_usage(RUN).total)\n"
+    )
+    end = stage.run(checkpoints=["out/step_1", "out/step_2"])
+    assert end["reason"] == "completed"
+    assert kept_of(stage) == {"step-1": {"model.pt"}}
+    assert "bytes, and the run's disk" in warnings_of(stage)["checkpoint_not_kept"]
+
+
+def test_a_manifest_that_became_a_pipe_is_passed_over(stage: Stage):
+    stage.write(TOOLS + "archive('out/ckpt-5.pt')\n")
+    spec = {"checkpoints": ["out/*.pt"], "resume": ["--resume", "{checkpoint}"]}
+    stage.run(**spec)
+    kept = stage.attempt() / "checkpoints" / "step-5"
+    (kept / MANIFEST).unlink()
+    os.mkfifo(kept / MANIFEST)
+    end = stage.run(attempt=2, restore=(kept,), **spec)
+    assert end["reason"] == "checkpoint_unusable"

@@ -13,6 +13,7 @@ from typing import Any
 
 from app.lifecycle import Reason
 from stoker.script import LOG
+from worker.regular_files import open_regular
 from worker.reporting import EventLog
 from worker.script.ending import ScriptEnd, refuses
 from worker.script.restoring import is_of_a_pattern
@@ -87,7 +88,8 @@ def _ended_so(work: ScriptWork, code: int) -> bool:
     """
     path = work.run_folder / f"attempt-{work.attempt - 1}" / "events.jsonl"
     try:
-        events = [json.loads(line) for line in path.read_text().splitlines()]
+        with open_regular(path) as lines:
+            events = [json.loads(line) for line in lines]
         by_kind = {event["kind"]: event for event in events}
         was_given = by_kind["applied"]["applied"]["resume_from"] is not None
         same = by_kind["end"]["result"]["exit_code"] == code

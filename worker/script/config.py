@@ -9,6 +9,7 @@ from pydantic_core import to_json
 
 from app.plainjson import dump_json
 from stoker.secret import masked
+from worker.regular_files import read_regular
 from worker.script.sources import Warn
 
 LARGEST_BYTES = 2**16
@@ -37,7 +38,7 @@ class ScriptConfig:
             if seen == self._seen:
                 return None
             is_large = found.st_size > LARGEST_BYTES
-            config = None if is_large else json.loads(self._path.read_bytes())
+            config = None if is_large else json.loads(read_regular(self._path, LARGEST_BYTES))
         except (OSError, ValueError, RecursionError):  # not there, or not written to its end
             return None
         if not isinstance(config, dict) or not _can_be_shown(config):

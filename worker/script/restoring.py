@@ -13,6 +13,7 @@ from typing import Any
 from app.lifecycle import Reason
 from app.plainjson import load_json
 from stoker.manifest import MANIFEST, BadManifest, parse_manifest
+from worker.regular_files import NotReadable, open_regular, read_regular
 from worker.reporting import EventLog
 from worker.script.points import EPOCH, LastPoint
 from worker.script.saved import Past, Saved, step_of
@@ -21,6 +22,7 @@ from worker.script.sources import Warn
 from worker.script.whole import NotWhole
 from worker.script.work import ScriptWork, Start
 
+LARGEST_MANIFEST = 2**28
 TELLS = re.compile(r'"kind": ?"(metrics|applied|restored|checkpoint|end)"')
 
 
@@ -44,7 +46,7 @@ def _told(work: ScriptWork) -> tuple[Past, float]:
     """By the newest of the checkpoints to go on from, and when it was saved (unix seconds)."""
     for folder in work.restore[:1]:
         with suppress(OSError, BadManifest):
-            manifest = parse_manifest((folder / MANIFEST).read_bytes())
+            manifest = parse_manifest(read_regular(folder / MANIFEST, LARGEST_MANIFEST))
             names = without_numbers(manifest["files"])
             past = Past(step_of(folder), dict.fromkeys(manifest.get("patterns", ()), names))
             return past, manifest.get("saved_at", 0.0)
@@ -54,7 +56,8 @@ def _told(work: ScriptWork) -> tuple[Past, float]:
 def _has_ended(attempt: Path) -> bool:
     """Whether its runner has said how it ended, after a last look at what lay there."""
     try:
-        *_, last = (attempt / "events.jsonl").read_text().splitlines()
+        with open_regular(attempt / "events.jsonl") as lines:
+            *_, last = lines
         return bool(json.loads(last)["kind"] == "end")
     except (OSError, ValueError, KeyError, TypeError):
         return False
@@ -66,11 +69,11 @@ def choose(restore: Sequence[Path], told: Callable[[Path, str], None]) -> Start 
     """
     for folder in restore:
         try:
-            manifest = parse_manifest((folder / MANIFEST).read_bytes())
+            manifest = parse_manifest(read_regular(folder / MANIFEST, LARGEST_MANIFEST))
             _require_as_written(folder, manifest)
         except FileNotFoundError as error:
             told(folder, f"{Path(error.filename).name} is gone")
-        except (BadManifest, NotWhole) as why:
+        except (BadManifest, NotWhole, NotReadable) as why:
             told(folder, str(why))
         else:
             kept = folder / (manifest.get("entry") or "")
@@ -125,7 +128,7 @@ def is_of_a_pattern(folder: Path) -> bool:
     """Whether the script saved it where its patterns say, and not by `stoker`, which knows itself
     how to go on from one.
     """
-    return "source" in parse_manifest((folder / MANIFEST).read_bytes())
+    return "source" in parse_manifest(read_regular(folder / MANIFEST, LARGEST_MANIFEST))
 
 
 def last_points(checkpoint: Path) -> dict[str, LastPoint]:
@@ -169,7 +172,7 @@ def _was_told_at(checkpoint: Path) -> Callable[[dict[str, Any]], bool]:
     made by `stoker` says how long the files were that points are read from. Else the time has to
     tell: when the script had saved, and when the point had been written. OSError, ValueError.
     """
-    manifest = parse_manifest((checkpoint / MANIFEST).read_bytes())
+    manifest = parse_manifest(read_regular(checkpoint / MANIFEST, LARGEST_MANIFEST))
     sizes: dict[str, int] = dict(manifest.get("curve_bytes", {}))
     saved_at: float = manifest.get("saved_at", (checkpoint / MANIFEST).stat().st_mtime)
 
@@ -197,8 +200,8 @@ def _is_adopted(checkpoint: Path, events: list[dict[str, Any]]) -> bool:
 def _events_of(attempt: Path) -> list[dict[str, Any]]:
     """What tells where curves ended, but for a line that a kill has cut. OSError."""
     events = []
-    with (attempt / "events.jsonl").open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
+    with open_regular(attempt / "events.jsonl") as lines:
+        for line in (data.decode("utf-8", "replace") for data in lines):
             if TELLS.search(line):
                 with suppress(ValueError):
                     events.append(load_json(line))
@@ -207,7 +210,7 @@ def _events_of(attempt: Path) -> list[dict[str, Any]]:
 
 def _require_as_written(folder: Path, manifest: dict[str, Any]) -> None:
     for name, entry in manifest["files"].items():
-        with (folder / name).open("rb") as file:
+        with open_regular(folder / name) as file:
             size = os.fstat(file.fileno()).st_size
             if size != entry["bytes"]:
                 raise NotWhole(f"{name} has {size} bytes, and {entry['bytes']} were written")

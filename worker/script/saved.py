@@ -27,6 +27,7 @@ from typing import Any
 
 from stoker.manifest import COUNTS, MANIFEST, manifest_bytes, parse_manifest
 from stoker.script import seal
+from worker.regular_files import read_regular
 from worker.reporting import EventLog
 from worker.script.event_log import FULL
 from worker.script.points import number_of, usual_name
@@ -40,7 +41,7 @@ from worker.script.saves import (
     without_numbers,
 )
 from worker.script.sources import Warn
-from worker.script.whole import NotWhole, require_free_name
+from worker.script.whole import TRAINER_STATE, NotWhole, require_free_name
 from worker.script.work import ScriptWork
 from worker.script.writers import OpenFiles, open_for_writing
 
@@ -51,6 +52,7 @@ COPYING = 0.05
 RESTLESS_LOOKS = 3
 # After so long without one that could be kept, a warning says why.
 UNKEPT_SECONDS = 45.0
+LARGEST_MANIFEST = LARGEST_STATE = 2**28
 STEP = re.compile(r"(?:step|checkpoint|ckpt|iter)[=_-]?(\d+)", re.IGNORECASE)
 
 WILD = re.compile(r"[*?[]")
@@ -326,7 +328,7 @@ class Saved:
             return
         if self._is_closed(seen.save, newest, is_last=is_last):
             manifest = self.folders[-1] / MANIFEST
-            body = parse_manifest(manifest.read_bytes())
+            body = parse_manifest(read_regular(manifest, LARGEST_MANIFEST))
             del body["provisional"]
             temporary = manifest.with_name(f".{MANIFEST}.tmp")
             temporary.write_bytes(manifest_bytes(body))
@@ -355,6 +357,7 @@ class Saved:
         replaced = None
         if self._provisional is not None and save.paths == self._provisional.paths:
             replaced = self.folders[-1]
+        self._require_room(save)
         step, is_seen = self._step_of(save) if replaced is None else (step_of(replaced), True)
         target = self._work.checkpoints_folder / f"step-{step}"
         temporary = target.with_name(f".{target.name}.tmp")
@@ -397,6 +400,15 @@ class Saved:
         is_own = not is_seen and seen.since <= step <= seen.step <= 2 * step
         self.known_step = step if is_own else 0
 
+    def _require_room(self, save: Save) -> None:
+        """Raises ValueError for more than a disk can hold, such as a file with a hole of terabytes.
+        To copy and hash that would take hours.
+        """
+        size = sum(state.size for state in save.files.values())
+        disk = shutil.disk_usage(self._work.checkpoints_folder).total
+        if size > disk:
+            raise ValueError(f"it has {size:,} bytes, and the run's disk {disk:,} in all")
+
     def _note(self, save: Save, is_proved: bool) -> None:
         self._kept[save.paths] = dict(save.files)
         if is_proved:
@@ -434,7 +446,7 @@ class Saved:
         return can_be and number < COUNTS["step"]
 
     def _tell(self, folder: Path, step: int) -> None:
-        manifest = parse_manifest((folder / MANIFEST).read_bytes())
+        manifest = parse_manifest(read_regular(folder / MANIFEST, LARGEST_MANIFEST))
         self._steps.add(step)
         self.folders.append(folder)
         self._events.emit(
@@ -460,7 +472,7 @@ def step_of(folder: Path) -> int:
 def _metrics_of(path: Path) -> dict[str, float]:
     """What Hugging Face's Trainer has noted beside it last."""
     with suppress(OSError, ValueError, KeyError, IndexError, TypeError):
-        history = json.loads((path / "trainer_state.json").read_bytes())["log_history"]
+        history = json.loads(read_regular(path / TRAINER_STATE, LARGEST_STATE))["log_history"]
         merged: dict[str, Any] = {}
         for entry in history[-4:]:
             merged |= entry

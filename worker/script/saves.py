@@ -160,7 +160,7 @@ def saves_of(work: ScriptWork) -> list[Save]:
                 if path not in saves and (save := Save.look((path,), (pattern,))).files:
                     saves[path] = save
     found = list(saves.values()) if work.like else _grouped(list(saves.values()))
-    return sorted(found, key=lambda save: save.newest)
+    return sorted(found, key=lambda save: (save.newest, save.number or 0, save.path))
 
 
 def _grouped(saves: list[Save]) -> list[Save]:
@@ -185,19 +185,17 @@ def unmatched(work: ScriptWork, before: FilesBefore | None) -> str | None:
     """Returns a sentence on the patterns of which nothing was saved; None if there is none. One
     pattern of those that `like` knows is enough. `before`: what lay there does not count.
     """
-    matched = {
-        pattern
-        for save in saves_of(work)
-        if before is None or before.new_files(save)
-        for pattern in save.patterns
-    }
+    saves = saves_of(work)
+    new = [save for save in saves if before is None or before.new_files(save)]
+    matched = {pattern for save in new for pattern in save.patterns}
     none = [pattern for pattern in work.checkpoints if pattern not in matched]
     if not none or (work.like is not None and matched):
         return None
+    older = " What matches lay there before the run." if saves and not new else ""
     return (
         f"Nothing that matches {' or '.join(none)} in {work.cwd} was saved by the end, so no "
-        "checkpoint was kept of it, and a restart would begin anew. Does the script save somewhere "
-        "else? --checkpoints says where."
+        f"checkpoint was kept of it, and a restart would begin anew.{older} Does the script save "
+        "somewhere else? --checkpoints says where."
     )
 
 
