@@ -1,5 +1,6 @@
 """`stoker run -- COMMAND`: the user's own command, with the queue, the GPU, stop and resume."""
 
+import base64
 import json
 import os
 import shlex
@@ -15,10 +16,12 @@ import typer
 from app.cli.connect import connect, read_settings
 from app.cli.failures import CommandFailed, ExitCode, fix_steps, issue_lines
 from app.cli.output import JsonOption, in_words, one_line, print_json, print_lines
+from app.cli.piped import read_piped
 from app.cli.typed import find_program, require_script
 from app.cli.watch import watch_run
 from app.codestate import code_state, make_snapshot, remove_snapshot
 from app.durable import socket_address
+from app.inherited import Inherited
 from stoker.secret import looks_secret
 
 if TYPE_CHECKING:
@@ -183,6 +186,7 @@ def run(
     settings, cwd = read_settings(), Path.cwd()
     program = find_program(command[0])
     require_script(cwd, command)
+    piped = read_piped(command)
     if snapshot:
         copy = make_snapshot(cwd, settings.home)
         program, cwd = _in_copy(program, cwd, copy), copy
@@ -199,7 +203,10 @@ def run(
     request |= _given(runtime=runtime or None, policy=policy or None)
     recipe |= _given(env=_asked_for(env or []) or None)
     environment, left_out = _environment(env or [])
-    asked = {"request": request, "environment": environment, "code": code}
+    shell = {**Inherited.here().document(), "gpus": os.environ.get("CUDA_VISIBLE_DEVICES")}
+    asked: Document = {"request": request, "environment": environment, "code": code, "shell": shell}
+    if piped:
+        asked["stdin"] = base64.b64encode(piped).decode()
     made = cwd if snapshot else None
     run_id = _queued(settings, asked, made, as_json=as_json)
     _tell(run_id, left_out, made, watch=watch, as_json=as_json)

@@ -67,6 +67,23 @@ def set_by_stoker(variables: Sequence[str]) -> list[Issue]:
     ]
 
 
+def gpus_of_shell(gpus: str | None) -> list[Issue]:
+    """Warns where the shell had chosen GPUs. `gpus`: its CUDA_VISIBLE_DEVICES, None if unset."""
+    if gpus is None:
+        return []
+    return [
+        Issue(
+            code="gpus_of_shell",
+            severity="warning",
+            loc=["runtime", "gpus"],
+            message=f"CUDA_VISIBLE_DEVICES={gpus} of this shell is not passed on: the run sees the "
+            "GPUs of its slot.",
+            why="Stoker gives each run GPUs that are free: --gpus says how many, 0 for none. To "
+            "keep Stoker off a GPU, start `stoker up` with a CUDA_VISIBLE_DEVICES without it.",
+        )
+    ]
+
+
 def impossible_gpus(spec: ScriptSpec, most: int | None) -> list[Issue]:
     issues, wanted = [], spec.runtime.gpus
     if most is not None and wanted != "auto" and wanted > most:

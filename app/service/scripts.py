@@ -15,6 +15,7 @@ from app.planning.requirements import Owner, SlotOffer
 from app.service.script_checks import (
     DECIDED_BY_SCRIPT,
     decided_by_script,
+    gpus_of_shell,
     half_told_resume,
     impossible_gpus,
     impossible_memory,
@@ -60,6 +61,8 @@ class Admission:
     """The code as it was, see app.codestate; of a restart, that of its parent."""
     env: Sequence[str] = ()
     """Names of `recipe.env`, whose values are kept beside the run."""
+    gpus_of_shell: str | None = None
+    """CUDA_VISIBLE_DEVICES of the submitting shell, which the run does not get."""
     most_gpus: int | None = None
     """That one worker has which could run it; None: there is no worker to ask."""
     places: Sequence[SlotOffer] = ()
@@ -91,7 +94,7 @@ def plan_script(
 ) -> RunPlan:
     """The plan of a request for a script; nothing is stored."""
     issues = [*decided_by_script(request), *_admitted(request, settings, admission)]
-    issues += set_by_stoker(admission.env)
+    issues += [*set_by_stoker(admission.env), *gpus_of_shell(admission.gpus_of_shell)]
     filled, found = _filled(request, settings)
     spec, wrong = _parsed(filled, request)
     issues += [*found, *(issue for issue in wrong if not _is_covered(issue, issues))]

@@ -6,13 +6,16 @@ import signal
 import subprocess
 import sys
 import time
+from base64 import b64encode
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from app.inherited import Inherited
 from app.settings import load_settings
+from worker.kept import forget, keep
 from worker.start.scripts import COMMAND, path_folder
 
 ROOT = Path(__file__).parents[2]
@@ -60,13 +63,23 @@ class Stage:
         restore: tuple[Path, ...] = (),
         policy: dict[str, Any] | None = None,
         code: dict[str, Any] | None = None,
+        of_shell: dict[str, Any] | None = None,
+        stdin: bytes | None = None,
+        ignored: tuple[signal.Signals, ...] = (),
         **recipe: Any,
     ) -> "subprocess.Popen[bytes]":
-        """Start the runner; `python train.py` unless `argv` says otherwise."""
+        """Start the runner; `python train.py` unless `argv` says otherwise. `ignored`: signals that
+        the runner is started with as ignored.
+        """
         folder = self.attempt(attempt)
         folder.mkdir(parents=True)
         kept = self.cwd.parent / "environment.json"
-        kept.write_text(json.dumps({"PATH": os.environ["PATH"], **(environment or {})}))
+        forget(kept)  # of the attempt before
+        asked: dict[str, Any] = {"shell": of_shell}
+        if stdin is not None:
+            usual = Inherited.here().document()
+            asked = {"shell": of_shell or usual, "stdin": b64encode(stdin).decode()}
+        keep(kept, {"PATH": os.environ["PATH"], **(environment or {})}, asked)
         document = spec_json(self.cwd, policy, **recipe) | {
             "attempt": attempt, "run_dir": str(self.run_folder), "environment_file": str(kept),
             "argv": list(argv) or [sys.executable, "train.py"],
@@ -79,6 +92,7 @@ class Stage:
                 [*COMMAND, str(folder)],
                 env={**os.environ, "PYTHONPATH": str(ROOT)},
                 stdout=log, stderr=log,
+                preexec_fn=lambda: [signal.signal(one, signal.SIG_IGN) for one in ignored],
             )  # fmt: skip
         self.processes.append(process)
         return process

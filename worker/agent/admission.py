@@ -1,9 +1,9 @@
 """Takes commands of this host's own user: `stoker run` speaks to the agent over a Unix socket.
 
 The folder is 0700, the socket 0600, and the kernel says who is at the other end: nobody but the
-user whose agent this is. One JSON object a connection: {"request", "environment", "code"}, and the
-answer {"run": id} or {"problem": {…}}. It has threads of its own: nothing here may hold up the
-agent's loop.
+user whose agent this is. One JSON object a connection: {"request", "environment", "code",
+"shell", "stdin"}, and the answer {"run": id} or {"problem": {…}}. It has threads of its own:
+nothing here may hold up the agent's loop.
 """
 
 import json
@@ -30,13 +30,13 @@ from app.settings import Settings
 from app.spec.script import SubmittedCode, is_script
 from app.store.identity import this_process
 from app.store.store import Store
+from worker.kept import NO_ENVIRONMENT, forget, keep
 
 log = structlog.get_logger("stoker.worker")
 
 Document = dict[str, Any]
 MOST_BYTES = 8 * 2**20
 SECONDS = 10.0
-NO_ENVIRONMENT = "An environment is names with a text each."
 CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
@@ -88,18 +88,24 @@ def admit(settings: Settings, store: Store, asked: Document) -> int:
         owner,
         code=None if code is None else checked_code(code),
         env=tuple(env or ()) if environment is not None else (),
+        gpus_of_shell=_gpus_of(asked.get("shell")),
     )
     admission = among(admission, store.workers.list(alive_only=True), owner)
     plan = plan_script({**request, "recipe": recipe}, settings, store.profiles, admission)
     new = new_script_run(plan, admission=admission)
     if kept is None or environment is None:
         return store.runs.create(new)[0].id
-    keep_environment(kept, environment)
+    keep(kept, environment, asked)
     try:
         return store.runs.create(new)[0].id
     except Exception:
-        kept.unlink()
+        forget(kept)
         raise
+
+
+def _gpus_of(shell: Any) -> str | None:
+    gpus = shell.get("gpus") if isinstance(shell, dict) else None
+    return gpus if isinstance(gpus, str) else None
 
 
 def checked_code(code: Any) -> Document:
@@ -150,26 +156,6 @@ def _require_copy(recipe: Document, settings: Settings) -> None:
             f"{recipe.get('cwd')} is none. `stoker run --snapshot` makes that copy; or leave "
             "snapshot out."
         )
-
-
-def keep_environment(path: Path, environment: Document) -> None:
-    """Write it down, whole or not at all, for the runner alone to read. InvalidRequest, OSError."""
-    if not all(isinstance(k, str) and isinstance(v, str) for k, v in environment.items()):
-        raise InvalidRequest(NO_ENVIRONMENT)
-    wrong = [k for k, v in environment.items() if not k or "=" in k or "\0" in k + v]
-    if wrong:
-        raise InvalidRequest(
-            f"{wrong[0]!r} is not a valid environment variable: a name must not be empty or "
-            "contain `=`, and neither name nor value may contain a NUL character. Leave it out."
-        )
-    path.parent.mkdir(mode=0o700, exist_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(environment, file)
-    except OSError:
-        path.unlink()  # it may hold secrets, and no run would ever let go of it
-        raise
 
 
 def _handler(take: Callable[[Document], int]) -> type[socketserver.StreamRequestHandler]:

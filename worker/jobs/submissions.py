@@ -13,6 +13,7 @@ from app.codestate import KEY, remove_snapshot
 from app.errors import Unavailable
 from app.settings import Settings
 from app.store.store import Store
+from worker.kept import forget
 
 log = structlog.get_logger("stoker.worker")
 
@@ -57,7 +58,7 @@ class Submissions:
     def _remove(self, key: str) -> None:
         try:
             remove_snapshot(self._settings.snapshots_dir / key)
-            (self._settings.environments_dir / f"{key}.json").unlink(missing_ok=True)
+            forget(self._settings.environments_dir / f"{key}.json")
         except OSError as error:
             if key not in self._failed:
                 self._failed.add(key)

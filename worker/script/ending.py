@@ -89,8 +89,11 @@ def end_by_itself(
         return ScriptEnd(Reason.killed, f"{told} Stoker did not send that signal.", result)
     for_good = Reason.crashed if has_moved else Reason.spec_error
     if last in NO_INPUT:
-        why = "A run has nothing on its standard input: take answers as arguments"
-        return ScriptEnd(for_good, f"{told}{hint} {why}, and no breakpoints.", result)
+        why = "A run has nothing on its standard input"
+        if work.has_stdin:
+            why = "It has read all that was piped to `stoker run`"
+        advice = "take answers as arguments, and no breakpoints."
+        return ScriptEnd(for_good, f"{told}{hint} {why}: {advice}", result)
     lacking = NO_MODULE.search(last)
     if code > 0 and lacking is not None:
         # On a later attempt a drive may not be mounted yet: then it is tried again as usual.

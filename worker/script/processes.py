@@ -8,11 +8,14 @@ import subprocess
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
 
 from app.container import held_memory
+from app.inherited import Inherited
+from worker.kept import Kept
 
 POLL_SECONDS = 0.1
 # A process that SIGKILL has not ended by then hangs in a driver or a file system.
@@ -24,15 +27,17 @@ class Leader:
     so that whatever the leader leaves behind becomes its child.
     """
 
-    def __init__(self, argv: Sequence[str], cwd: Path, environment: dict[str, str]) -> None:
+    def __init__(self, argv: Sequence[str], cwd: Path, kept: Kept) -> None:
         """OSError when it cannot be started."""
-        self._process = subprocess.Popen(
-            list(argv),
-            cwd=cwd,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        with (kept.stdin or Path(os.devnull)).open("rb") as stdin:
+            self._process = subprocess.Popen(
+                list(argv),
+                cwd=cwd,
+                env=kept.environment,
+                stdin=stdin,
+                start_new_session=True,
+                preexec_fn=partial(_become_usual, kept.inherited),
+            )
         self.pid = self._process.pid
         self.pidfd = os.pidfd_open(self.pid)
 
@@ -51,6 +56,17 @@ class Leader:
 
     def close(self) -> None:
         os.close(self.pidfd)
+
+
+def _become_usual(inherited: Inherited) -> None:
+    """Runs between fork and exec. Other threads are gone by then, so it imports nothing and takes
+    no lock.
+    """
+    for number in signal.valid_signals():
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    inherited.apply()
 
 
 class ScriptSignals:

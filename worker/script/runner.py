@@ -109,7 +109,7 @@ class Runner:
             beginning = Beginning(work, start, self._events)
             curves = Curves(work, self._began_at, beginning.folder, self._warn)
         try:
-            given = work.given_environment()
+            kept = work.kept()
         except (OSError, ValueError) as error:
             return self._for_good(
                 f"The environment that was kept with the command cannot be read ({error}).",
@@ -118,8 +118,10 @@ class Runner:
             )
         try:
             shim = Shim(work.shim_file) if work.shim else None
-            environment = work.environment(given, start, (status.url, status.token_file))
-            leader = Leader(work.command(start), work.cwd, environment)
+            told = status.url, status.token_file
+            environment = work.environment(kept.environment, start, told)
+            command = work.command(start)
+            leader = Leader(command, work.cwd, kept._replace(environment=environment))
         except OSError as error:
             return self._not_started(error)
         try:

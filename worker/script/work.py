@@ -9,7 +9,9 @@ from pathlib import Path
 from struct import Struct
 from typing import Any, NamedTuple, Self
 
+from app.inherited import Inherited
 from stoker.script import CHECKPOINT, STEP
+from worker.kept import STDIN, Kept
 
 # What a registered command sees of the worker's environment.
 OF_THE_HOST = (
@@ -174,12 +176,20 @@ class ScriptWork:
         kept = {name: value for name, value in given.items() if not name.startswith("STOKER_")}
         return {**kept, **named}
 
-    def given_environment(self) -> dict[str, str]:
-        """The submitter's, as it was kept; where there is none, what this process has."""
+    @property
+    def has_stdin(self) -> bool:
+        """True where something was piped to `stoker run`."""
+        kept = self.environment_file
+        return kept is not None and kept.with_suffix(STDIN).exists()
+
+    def kept(self) -> Kept:
+        """Returns what was kept with the command, or else what this process has. OSError,
+        ValueError.
+        """
         if self.environment_file is None:
-            return {name: os.environ[name] for name in OF_THE_HOST if name in os.environ}
-        kept: dict[str, str] = json.loads(self.environment_file.read_text())
-        return kept
+            of_the_host = {name: os.environ[name] for name in OF_THE_HOST if name in os.environ}
+            return Kept(of_the_host, Inherited(), None)
+        return Kept.read(self.environment_file)
 
 
 def _with_loopback(given: str | None) -> str:

@@ -1,5 +1,6 @@
 """The socket for commands of this host's user: who may speak, what is taken, what is kept."""
 
+import base64
 import json
 import os
 import socket
@@ -14,6 +15,7 @@ from app.store.engine.migrate import upgrade
 from app.store.store import open_store
 from tests.script.disks import small_disk
 from worker.agent.admission import MOST_BYTES, AdmissionSocket
+from worker.kept import Kept, forget
 
 REQUEST = {"recipe": {"kind": "script", "argv": ["/bin/true"], "cwd": "/tmp"}}
 
@@ -169,3 +171,51 @@ def test_a_home_with_a_long_path_has_a_socket_all_the_same(tmp_path):
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(socket_address(path))
         assert path.exists()
+
+
+SHELL = {"umask": 0o077, "niceness": 9, "limits": {"RLIMIT_NOFILE": 300}}
+
+
+def test_its_shell_and_its_standard_input_are_kept_with_it(world):
+    settings, store, listening = world
+    stdin = base64.b64encode(b"exit 3").decode()
+    asked = {"request": REQUEST, "environment": {"A": "1"}, "shell": SHELL, "stdin": stdin}
+    run_id = ask(listening, json.dumps(asked).encode() + b"\n")["run"]
+    key = store.runs.documents(run_id).spec["recipe"]["environment"]
+    kept = Kept.read(settings.environments_dir / f"{key}.json")
+    assert kept.environment == {"A": "1"}
+    assert kept.inherited.document() == SHELL
+    assert kept.stdin is not None
+    assert kept.stdin.read_bytes() == b"exit 3"
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in settings.environments_dir.iterdir()}
+    assert modes == {0o600}
+    forget(settings.environments_dir / f"{key}.json")
+    assert not list(settings.environments_dir.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"shell": {**SHELL, "umask": "77"}}, "umask, niceness and limits are whole numbers"),
+        ({"shell": {**SHELL, "limits": {"RLIMIT_ANY": 1}}}, "the names of soft limits"),
+        ({"shell": 3}, "the settings of a shell are an object"),
+        ({"shell": SHELL, "stdin": "no base64!"}, "comes as base64"),
+        ({"shell": SHELL, "stdin": 3}, "comes as base64"),
+        ({"shell": SHELL, "stdin": "eHh4" * 2**19}, "1,048,576 bytes at most"),
+    ],
+)
+def test_what_no_shell_can_have_is_refused(world, more, told):
+    settings, store, listening = world
+    asked = {"request": REQUEST, "environment": {"A": "1"}, **more}
+    assert told in ask(listening, json.dumps(asked).encode() + b"\n")["problem"]["detail"]
+    assert not list(settings.environments_dir.glob("*"))
+    assert not sum(store.runs.counts_by_state().values())
+
+
+def test_gpus_that_its_shell_had_chosen_are_a_warning(world):
+    _, store, listening = world
+    asked = {"request": REQUEST, "environment": {"A": "1"}, "shell": {**SHELL, "gpus": "3"}}
+    run_id = ask(listening, json.dumps(asked).encode() + b"\n")["run"]
+    (issue,) = store.runs.documents(run_id).issues
+    assert (issue["code"], issue["severity"]) == ("gpus_of_shell", "warning")
+    assert "CUDA_VISIBLE_DEVICES=3" in issue["message"]
