@@ -63,8 +63,10 @@ def _result(run: RunRecord) -> dict[str, Any] | None:
 
 
 def _with_caveats(run: RunRecord, result: dict[str, Any] | None) -> dict[str, Any] | None:
-    caveats = [CAVEATS[code] for code in run.accepted_risks if code in CAVEATS]
-    return result if result is None else {**result, "caveats": caveats}
+    accepted = [CAVEATS[code] for code in run.accepted_risks if code in CAVEATS]
+    if result is None:
+        return None
+    return {**result, "caveats": [*(result.get("caveats") or ()), *accepted]}
 
 
 # Sentences for the result of a run that accepted these risks.

@@ -181,13 +181,19 @@ def _row(run: Document) -> dict[str, object]:
     return {
         "id": run["id"],
         "name": run["name"] or None,
-        "status": run["status"] if ended_well else f"{run['status']}: {run['reason']}",
+        "status": _status(run) if ended_well else f"{run['status']}: {run['reason']}",
         "steps": (steps_done(progress) or "").removeprefix("step ") or None,
         "loss": number(progress.get("loss")),
         "best": best_score(progress.get("best")),
         "created": ago(run["created_at"]),
         "took": between(run["started_at"], run["finished_at"]),
     }
+
+
+def _status(run: Document) -> str:
+    """A script that may have failed despite its exit code 0 is marked; `show` says why."""
+    is_doubtful = (run.get("result") or {}).get("caveats") and run["recipe"] == "script"
+    return f"{run['status']}, with a warning" if is_doubtful else str(run["status"])
 
 
 def _fitted(runs: list[Document], room: int) -> tuple[list[str], list[list[object]]]:

@@ -61,7 +61,7 @@ def show(
     # Until its end a run has no result; but what was best so far.
     result = run.get("result") or {"best": (run.get("progress") or {}).get("best")}
     facts = _facts(run, documents, attempts, weights)
-    print_facts([*facts, *result_facts(result), *_warnings(warnings)])
+    print_facts([*facts, *result_facts(result), *_warnings(warnings, result)])
 
 
 def _weights_from(client: "Client", run: Document, applied: list[Document | None]) -> str | None:
@@ -80,9 +80,10 @@ def _weights_from(client: "Client", run: Document, applied: list[Document | None
     return f"{line} ({ENDED_EARLY[state]})" if state in ENDED_EARLY else line
 
 
-def _warnings(events: list[Document]) -> list[tuple[str, object]]:
-    """The newest of different words, and where the others are told."""
-    told = list(dict.fromkeys(event["data"]["message"] for event in reversed(events)))
+def _warnings(events: list[Document], result: Document) -> list[tuple[str, object]]:
+    """The newest of different words that are no caveat, and where the others are told."""
+    messages = dict.fromkeys(event["data"]["message"] for event in reversed(events))
+    told = [message for message in messages if message not in (result.get("caveats") or ())]
     shown = told[:SHOWN]
     if len(told) > SHOWN:
         shown.append(f"{len(told) - SHOWN} more: `stoker watch` tells them all")

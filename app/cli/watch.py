@@ -116,6 +116,8 @@ def print_outcome(run: Document) -> None:
     head = f"Run {run['id']} {state}" + (f" after {took}" if run["started_at"] else "")
     typer.secho(f"{head}.", fg=STATUS_STYLES[state])  # its last note has said why
     result = run["result"] or {}
+    if run["recipe"] == "script":  # its caveats were told as warnings
+        result = {**result, "caveats": []}
     print_facts(result_facts(result))
     if run["child_ids"]:
         typer.echo(f"  It goes on as run {run['child_ids'][-1]}.")

@@ -99,7 +99,7 @@ class Result(Answer):
     """
     caveats: list[str] = Field(default_factory=list)
     """Sentences that say why the scores may look better than they are, for risks that the run
-    accepted.
+    accepted. For a script: signs of a failure despite its exit code 0.
     """
 
 

@@ -117,6 +117,17 @@ def test_a_finding_is_told_once_while_the_run_is_followed(shell: Counting):
     assert "succeeded" in said
 
 
+def test_a_failure_behind_an_exit_code_of_0_is_told_everywhere(shell: Counting):
+    said = shell.stoker("run", "--watch", "--", "bash", "-c", f"{sys.executable} nope.py | cat")
+    assert said.count("pipefail") == 1
+    assert "It may have failed all the same" in " ".join(said.split())
+    (run, *_) = json.loads(shell.stoker("ls", "--json"))["data"]
+    assert run["state"] == "succeeded"
+    assert "pipefail" in run["result"]["caveats"][0]
+    assert "succeeded, with a warning" in shell.stoker("ls").splitlines()[1]
+    assert shell.stoker("show", str(run["id"])).count("pipefail") == 1
+
+
 def test_stop_and_restart_go_on_where_it_was(shell: Counting):
     run = shell.run(*NAMED, steps=10_000)
     eventually(lambda: shell.checkpoints(run["id"]), "a checkpoint is listed")

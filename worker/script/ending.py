@@ -11,7 +11,7 @@ from typing import Any
 
 from app.lifecycle import Reason
 from stoker.script import LOG
-from worker.reporting import last_line
+from worker.reporting import ESCAPES, LONGEST_LAST_LINE, last_line
 from worker.script.event_log import FULL
 from worker.script.work import ScriptWork
 
@@ -39,6 +39,22 @@ RAISED_BELOW = re.compile(rb"\bfailed \(exitcode: 1\)")
 # How Python says that nobody answers what `input` asks, or `breakpoint`.
 NO_INPUT = ("EOFError: EOF when reading a line", "bdb.BdbQuit")
 PYTHON = re.compile(r"(python|pypy)[0-9.]*")
+# A shell's exit code for a process that a signal has ended: this and the signal's number.
+OF_A_SIGNAL = 128
+# The end of a traceback: indented frames, the error, and what a message of several lines adds.
+TRACEBACK = "Traceback (most recent call last):"
+RAISED = re.compile(
+    r"(?:\n[ \t].*|\n)*\n([A-Za-z_][\w.]*(?:: .*)?)"
+    r"(?:\n(?:[ \t].*|CUDA kernel errors .*|For debugging .*|Compile with .*)?)*"
+)
+# Python without its script or module, a program that is not there, a process that a signal ended,
+# and an error in the script's own text.
+NOT_STARTED = re.compile(
+    r"^\S*python[0-9.]*: (can't (open file|find '__main__')|No module named|Error while)"
+    r"|: line \d+: .*(command not found|No such file or directory|Permission denied)$"
+    r"|: \d+: .*: not found$|: line \d+: +\d+ (Killed|Segmentation fault|Aborted|Bus error)"
+    r"|^(Syntax|Indentation|Tab)Error: "
+)
 LONGEST_COMMAND = 100
 LOG_END_BYTES = 8192
 # An error of the runner may come when the script has long begun.
@@ -56,12 +72,61 @@ class ScriptEnd:
 
 def how_it_ended(code: int) -> str:
     """An exit code, or a signal where it is negative."""
+    if (below := signal_below(code)) is not None:
+        return f"with exit code {code} (128 + {below}: {below.name} of a process below the shell)"
     if code >= 0:
         return f"with exit code {code}"
     try:
         return f"by {signal.Signals(-code).name}"
     except ValueError:
         return f"by signal {-code}"
+
+
+def on_what_was_left(commands: Sequence[str], code: int, *, was_stopped: bool) -> tuple[str, str]:
+    """Returns what the end and a warning say of processes that outlived the script."""
+    were = "1 process" if len(commands) == 1 else f"{len(commands)} processes"
+    first = (
+        commands[0] if len(commands[0]) <= LONGEST_COMMAND else f"{commands[0][:LONGEST_COMMAND]}…"
+    )
+    warning = (
+        f"{were} that the script had started outlived it and had to be ended, so that the slot is "
+        f"free: {first}."
+    )
+    if code == 0 and not was_stopped:
+        warning += " If that was the training, it is cut: drop the `&` behind it, or `wait` for it."
+    return f" {were} that it had started went on, and had to be ended.", warning
+
+
+def signal_below(code: int) -> signal.Signals | None:
+    """Returns the signal that ended a process, if a shell reports one by its exit code."""
+    number = code - OF_A_SIGNAL
+    return signal.Signals(number) if 0 < number <= signal.SIGSYS else None
+
+
+def doubt_of(log: bytes) -> str | None:
+    """Returns a sentence if the end of a log contradicts an exit code of 0: it is a traceback, or a
+    shell's or an interpreter's error.
+    """
+    text = ESCAPES.sub("", log.decode("utf-8", "replace")).rstrip()
+    last = text.rpartition("\n")[2].strip()
+    _, is_there, trace = text.rpartition(TRACEBACK)
+    if is_there and (raised := RAISED.fullmatch(trace)) is not None:
+        last = raised[1]
+    elif NOT_STARTED.search(last) is None:
+        return None
+    return (
+        f"Exit code 0 may hide a failure: the log ends with an error ({last[:LONGEST_LAST_LINE]}). "
+        "In a pipe such as `python train.py | tee log` the last command's code counts: put `set -o "
+        "pipefail` before it, and `set -e` at the head of a shell script."
+    )
+
+
+def with_doubts(end: ScriptEnd, doubts: Sequence[str]) -> ScriptEnd:
+    """Adds caveats to the result of a run that has succeeded by its exit code."""
+    if not doubts:
+        return end
+    message = f"{end.message} It may have failed all the same, see its warnings."
+    return replace(end, message=message, result={**(end.result or {}), "caveats": list(doubts)})
 
 
 def end_by_itself(
@@ -74,7 +139,7 @@ def end_by_itself(
     if code == 0:
         return ScriptEnd(Reason.completed, told, result)
     log = work.folder / LOG
-    data = _end_of(log)
+    data = end_of(log)
     below = _last_line_below(data)
     end, last = data.decode("utf-8", "replace"), below or last_line(data)
     stop = "" if last.endswith((".", "!", "?")) else "."
@@ -85,7 +150,7 @@ def end_by_itself(
     if NO_SPACE.search(end) or _is_full(log.parent):
         told = f"{told} A disk is full: free space, and restart the run."
         return ScriptEnd(Reason.disk_full, told + hint, result)
-    if code == -signal.SIGKILL:
+    if code == -signal.SIGKILL or signal_below(code) is signal.SIGKILL:
         return ScriptEnd(Reason.killed, f"{told} Stoker did not send that signal.", result)
     for_good = Reason.crashed if has_moved else Reason.spec_error
     if last in NO_INPUT:
@@ -150,7 +215,7 @@ def refuses(log: Path, arguments: Sequence[str]) -> bool:
     """
     names = {re.escape(name) for word in arguments for name in _names_of(word)}
     named = re.compile(rf"(?<![\w-])({'|'.join(names)})(?![\w-])")
-    lines = _end_of(log).decode("utf-8", "replace").split("\n")
+    lines = end_of(log).decode("utf-8", "replace").split("\n")
     errors = [line for line in lines if USAGE_ERROR.search(line)]
     return bool(names) and any(named.search(line) for line in errors)
 
@@ -172,7 +237,7 @@ def _is_full(folder: Path) -> bool:
         return False
 
 
-def _end_of(path: Path) -> bytes:
+def end_of(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - LOG_END_BYTES))

@@ -40,6 +40,8 @@ class Leader:
             )
         self.pid = self._process.pid
         self.pidfd = os.pidfd_open(self.pid)
+        self.codes: dict[int, int] = {}
+        """Exit codes of orphans below it, by process id; negative for a signal."""
 
     def has_ended(self, timeout: float = 0.0) -> bool:
         """Whether it has ended within so many seconds."""
@@ -49,6 +51,13 @@ class Leader:
         """To the leader alone: helpers of its own that died now would look like a failure."""
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, number)
+
+    def reap(self, pid: int) -> None:
+        """Reaps an orphan that has ended; its parent still has to reap any other process."""
+        with suppress(ChildProcessError):
+            reaped, status = os.waitpid(pid, os.WNOHANG)
+            if reaped:
+                self.codes[pid] = os.waitstatus_to_exitcode(status)
 
     def returncode(self) -> int:
         """Its exit code, negative for a signal, once it has ended."""
@@ -94,52 +103,38 @@ class ScriptSignals:
                 return
 
 
-def end_rest(leader: Leader, number: int, deadline: float) -> int:
-    """End what the leader left behind: the signal now, SIGKILL at `deadline` (monotonic seconds).
-    Returns how many processes were still alive when the leader had ended.
-    """
-    left = _living(leader)
-    for process in left:
-        _send(process, number)
-    while _living(leader) and time.monotonic() < deadline:
-        time.sleep(POLL_SECONDS)
-    kill_all(leader)
-    return len(left)
-
-
 def kill_all(leader: Leader) -> None:
     """Kill all descendants, however fast they fork. Those that hang in the kernel are left to the
     launcher, which waits for them.
     """
     deadline = time.monotonic() + KILL_SECONDS
-    while (living := _living(leader)) and time.monotonic() < deadline:
-        for process in living:
-            _send(process, signal.SIGKILL)
+    while (left := living(leader)) and time.monotonic() < deadline:
+        for process in left:
+            send(process, signal.SIGKILL)
         time.sleep(POLL_SECONDS / 10)
 
 
-def _send(process: psutil.Process, number: int) -> None:
+def send(process: psutil.Process, number: int) -> None:
     with suppress(psutil.Error):
         process.send_signal(number)
 
 
-def _living(leader: Leader) -> list[psutil.Process]:
-    """Descendants of this process that live, the leader among them. Orphans that have ended are
-    reaped on the way; the leader is not, whose exit code is asked for later.
+def living(leader: Leader) -> list[psutil.Process]:
+    """Returns the descendants of this process that live, the leader among them. Reaps orphans that
+    have ended and notes their exit codes; the leader's is asked for later.
     """
-    living = []
+    alive = []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
             if process.status() != psutil.STATUS_ZOMBIE:
-                living.append(process)
+                alive.append(process)
             elif process.pid != leader.pid:
-                with suppress(ChildProcessError):  # its parent still has to
-                    os.waitpid(process.pid, os.WNOHANG)
-    return living
+                leader.reap(process.pid)
+    return alive
 
 
 def memory_of(leader: Leader) -> int:
     """Bytes of memory that the script's processes hold together. Pages that several of them share,
     as loader processes do that were forked, count once; those of files do not count.
     """
-    return sum(held_memory(process.pid) for process in _living(leader))
+    return sum(held_memory(process.pid) for process in living(leader))

@@ -19,19 +19,24 @@ from worker.script.config import ScriptConfig
 from worker.script.curves import Curves
 from worker.script.ending import (
     ScriptEnd,
+    doubt_of,
     end_by_itself,
+    end_of,
     how_it_ended,
     not_run,
+    on_what_was_left,
+    with_doubts,
     with_what_is_lost,
 )
 from worker.script.event_log import FULL, ScriptEventLog, ScriptPulse
-from worker.script.processes import Leader, ScriptSignals, end_rest, kill_all, memory_of
+from worker.script.processes import Leader, ScriptSignals, kill_all, memory_of
 from worker.script.progress import ScriptProgress
 from worker.script.restoring import adopt, choose, newest_last_if_it_fails
 from worker.script.saved import Past, Saved
 from worker.script.saves import FilesBefore, older_saves, saves_of, unmatched
 from worker.script.shim import Shim
 from worker.script.status import StatusServer
+from worker.script.stopping import Rest, Stopping
 from worker.script.work import ScriptWork, Start
 
 LOOK_SECONDS = 1.0
@@ -70,6 +75,8 @@ class Runner:
         self._applied: dict[str, Any] = {}
         self._left = ""
         """What is said of processes that outlived the script."""
+        self._doubts: list[str] = []
+        """Sentences that speak against an exit code of 0."""
 
     def run(self) -> ScriptEnd:
         """The whole attempt, to its end."""
@@ -233,6 +240,7 @@ class Runner:
     ) -> ScriptEnd:
         work = self._work
         past = replace(self._past, step=beginning.step)
+        stopping = Stopping(leader, signal.Signals[work.stop_signal])
         before = self._files_before
         saved = Saved(work, before, self._events, self._warn, progress.now, past)
         grace_over = False
@@ -245,8 +253,10 @@ class Runner:
                 beginning.look(
                     now - self._began, has_moved=progress.has_begun or bool(saved.folders)
                 )
-            if self._stop_at is None and (why := self._why_to_stop(now, progress)) is not None:
-                self._ask_to_stop(leader, why)
+            if self._stop_at is not None:
+                stopping.go_on()
+            elif (why := self._why_to_stop(now, progress)) is not None:
+                self._ask_to_stop(stopping, why)
             grace_over = self._stop_at is not None and now > self._stop_at + work.grace_seconds
             if grace_over:
                 kill_all(leader)
@@ -254,10 +264,10 @@ class Runner:
         code = leader.returncode()
         took = (ended := time.monotonic()) - self._began
         with beating(self._pulse):
-            self._end_rest(leader)
+            rest = self._end_rest(stopping, code)
             self._tell_config(is_last=True)
             progress.read(all_of_it=True)
-            saved.close(was_cut=code != 0)
+            saved.close(was_cut=stopping.was_cut(code, rest))
         has_moved = code == 0 or progress.has_begun or bool(saved.folders)
         beginning.look(took, has_moved=has_moved)
         progress.tell(self._memory, self._measured_peak)
@@ -270,7 +280,7 @@ class Runner:
         times = took, ended
         end = self._end(code, times, progress, grace_over=grace_over, has_moved=has_moved)
         if self._stop_at is None:
-            return beginning.judge(end, code)
+            return beginning.judge(self._with_doubts(end), code)
         newest = saved.known_step if saved.folders else beginning.step
         return with_what_is_lost(end, progress.step, newest)
 
@@ -285,26 +295,32 @@ class Runner:
             return Reason.hang
         return None
 
-    def _ask_to_stop(self, leader: Leader, why: Reason) -> None:
+    def _ask_to_stop(self, stopping: Stopping, why: Reason) -> None:
         """The stop file first, then the signal: a script that asks for the file sees it."""
         self._stop_at, self._why_stop = time.monotonic(), why
         with suppress(OSError):  # then the signal alone says so
             self._work.show_stop_file()
-        leader.signal(signal.Signals[self._work.stop_signal])
+        stopping.begin()
 
-    def _end_rest(self, leader: Leader) -> None:
+    def _end_rest(self, stopping: Stopping, code: int) -> Rest:
         """Descendants that outlive the leader get the signal and the rest of the grace time."""
-        now = time.monotonic()
-        rest = self._stop_at + self._work.grace_seconds if self._stop_at else now + REST_SECONDS
-        number = signal.Signals[self._work.stop_signal]
-        if left := end_rest(leader, number, rest):
-            were = "1 process" if left == 1 else f"{left} processes"
-            self._left = f" {were} that it had started went on, and had to be ended."
-            self._warn(
-                "processes_left",
-                f"{were} that the script had started outlived it and had to be ended, so that the "
-                "slot is free. What should outlive a run has to be started outside of it.",
-            )
+        now, was_stopped = time.monotonic(), self._stop_at is not None
+        until = self._stop_at + self._work.grace_seconds if self._stop_at else now + REST_SECONDS
+        rest = stopping.end_rest(until, at_once=was_stopped)
+        if rest.commands:
+            self._left, message = on_what_was_left(rest.commands, code, was_stopped=was_stopped)
+            self._warn("processes_left", message)
+            self._doubts.append(message)
+        return rest
+
+    def _with_doubts(self, end: ScriptEnd) -> ScriptEnd:
+        """The end of a script that says itself that it ended well, with what speaks against it."""
+        if end.reason is not Reason.completed:
+            return end
+        if (doubt := doubt_of(end_of(self._work.folder / LOG))) is not None:
+            self._warn("may_have_failed", doubt)
+            self._doubts.append(doubt)
+        return with_doubts(end, self._doubts)
 
     def _look(self, leader: Leader, progress: ScriptProgress) -> None:
         self._pulse.beat()
