@@ -134,17 +134,37 @@ def test_one_whose_gpu_memory_ran_out_says_so(stage: Stage):
     assert stage.run()["reason"] == "device_oom"
 
 
-@pytest.mark.parametrize(
-    ("argv", "told"),
-    [
-        (("/no/such/program",), "/no/such/program could not be started: No such file"),
-        (("/etc/passwd",), "Permission denied"),
-    ],
-)
-def test_a_command_that_cannot_be_started_is_a_sentence(stage: Stage, argv, told):
-    end = stage.run(*argv)
+UNSTARTABLE = {
+    "crlf": ("#!/bin/bash\r\necho hi\r\n", 0o755, "first line names '/bin/bash\\r', and no",
+             "`sed -i 's/\\r$//' {path}`"),
+    "no line": ("print('hi')\n", 0o755, "no first line says what runs it (#!)",
+                "`stoker run -- python bare.py --lr 3`"),
+    "no mode": ("#!/bin/bash\n", 0o644, "it is not executable", "`chmod +x {path}`"),
+    "no interpreter": ("#!/opt/none/python -u\n", 0o755,
+                       "first line names '/opt/none/python', which is not there", "install"),
+    "another machine": ("\x7fELF of another", 0o755, "Exec format error", "another machine"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "mode", "told", "way"), UNSTARTABLE.values(), ids=UNSTARTABLE)
+def test_a_file_that_cannot_be_started_says_what_is_wrong_with_it(
+    stage: Stage, text: str, mode: int, told: str, way: str
+):
+    path = stage.cwd / "bare.py"
+    path.write_bytes(text.encode())
+    path.chmod(mode)
+    end = stage.run(str(path), "--lr", "3")
     assert end["reason"] == "spec_error"
     assert told in end["message"]
+    assert way.format(path=path) in end["message"]
+
+
+@pytest.mark.parametrize("program", ["/no/such/program", "/etc"])
+def test_a_program_that_is_not_there_is_a_sentence(stage: Stage, program: str):
+    end = stage.run(program)
+    assert end["reason"] == "spec_error"
+    assert f"{program} could not be started: " in end["message"]
+    assert "Check that it is there and executable" in end["message"]
 
 
 @pytest.mark.parametrize(("attempt", "reason"), [(1, "spec_error"), (2, "crashed")])

@@ -29,6 +29,7 @@ from worker.script.ending import (
     with_what_is_lost,
 )
 from worker.script.event_log import FULL, ScriptEventLog, ScriptPulse
+from worker.script.not_started import why_not_started
 from worker.script.processes import Leader, ScriptSignals, kill_all, memory_of
 from worker.script.progress import ScriptProgress
 from worker.script.restoring import adopt, choose, newest_last_if_it_fails
@@ -167,8 +168,7 @@ class Runner:
         if error.errno in FULL:
             return not_run(error)
         if work.cwd.is_dir():
-            told = f"{work.argv[0]} could not be started: {error.strerror or error}."
-            advice = "Check that it is there and executable, and submit the command again."
+            told, advice = why_not_started(work.argv, work.cwd, error)
         else:
             told = (
                 f"The folder {work.cwd} in which the command was submitted is not there any more."
