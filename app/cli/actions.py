@@ -137,7 +137,7 @@ def _restarted(client: "Client", run_id: int, run: Document, source: "Source") -
     does = "starts anew" if begins else "goes on"
     return [
         f"Run {run_id} {does} as run {run['id']}, which {words}.",
-        *carry_lines(carry, source, is_script=run["recipe"] == "script"),
+        *carry_lines(carry, source, client.spec(run["id"])["spec"]["recipe"]),
         *issue_lines(client.issues(run["id"])),
         f"  stoker watch {run['id']}",
     ]
@@ -337,8 +337,8 @@ def _plan_restart(
         print_json(answer)
     else:
         print_plan(answer, everything=False)
-        kind = ((answer["spec"] or {}).get("recipe") or {}).get("kind")
-        print_lines(carry_lines(answer["carry"], source, is_script=kind == "script"))
+        recipe = (answer["spec"] or {}).get("recipe") or {}
+        print_lines(carry_lines(answer["carry"], source, recipe))
     if not answer["accepted"]:
         raise typer.Exit(ExitCode.refused)
 

@@ -20,6 +20,7 @@ from rich.progress import (
 from app.cli.arguments import CheckpointId, RunId
 from app.cli.connect import connect
 from app.cli.failures import CommandFailed
+from app.cli.logtext import LogPrinter
 from app.cli.output import (
     JsonOption,
     ago,
@@ -63,16 +64,16 @@ def logs(
     """Print the log of a run; with --json a line for each piece of it."""
     with connect() as client:
         pieces = _followed(client, run_id, attempt) if follow else _rest(client, run_id, attempt)
-        is_empty = True
+        is_empty, printer = True, LogPrinter()
         for piece in pieces:
             is_empty = False
             if as_json:
                 typer.echo(json.dumps(piece, ensure_ascii=False))
                 continue
             if piece["dropped_bytes"]:
-                typer.echo(f"[… {size(piece['dropped_bytes'])} were not kept …]")
-            sys.stdout.write(piece["text"])
-            sys.stdout.flush()
+                printer.print(f"[… {size(piece['dropped_bytes'])} were not kept …]\n")
+            printer.print(piece["text"])
+        printer.close()
         if is_empty and not as_json:
             typer.echo("No output." if _has_ended(client, run_id) else "No output yet.", err=True)
 

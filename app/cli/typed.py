@@ -21,10 +21,11 @@ def find_program(command: str) -> str:
     """The absolute path of the program, as the shell would find it here. CommandFailed."""
     path = shutil.which(command)
     if path is None:
-        way = "Give its path, or activate its environment."
+        is_path = "/" in command
+        way = "Correct the path." if is_path else "Give its path, or activate its environment."
         if command.endswith(".py") and Path(command).is_file():
             way = f"Did you mean `stoker run -- python {command}`?"
-        elif "/" in command and Path(command).is_file():
+        elif is_path and Path(command).is_file():
             way = f"`chmod +x {command}`, or name what runs it, such as bash, before it."
         elif command == "python" and shutil.which("python3"):
             way = "`python3` is there; or activate the environment whose python you mean."

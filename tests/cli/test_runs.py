@@ -300,7 +300,7 @@ def test_restart_explains_what_is_carried(cli, api, run_id):
 def test_a_start_from_scratch_on_other_data_says_so():
     carry = {"kind": "scratch", "changed": ["/data/dataset"]}
     said = "  Its data is not its parent's: data.dataset, or the file behind it, differs."
-    assert carry_lines(carry, "scratch", is_script=False) == ["  It starts from scratch.", said]
+    assert carry_lines(carry, "scratch", {}) == ["  It starts from scratch.", said]
 
 
 def _save(home, run_id, step):
@@ -377,3 +377,20 @@ def test_a_wrong_setting_is_a_sentence(cli, home, monkeypatch):
     answer = cli("ls")
     assert answer.code == 5
     assert answer.err == "error: STOKER_PORT: 'many' should be a whole number.\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "advised"),
+    [
+        ({}, {"--checkpoints", "--resume"}),
+        ({"checkpoints": ["out/*.pt"]}, {"--resume"}),
+        ({"resume": ["--resume", "{checkpoint}"]}, {"--checkpoints"}),
+        ({"checkpoints": ["out/*.pt"], "resume": ["{checkpoint}"]}, set()),
+    ],
+)
+def test_a_restart_from_nothing_advises_only_what_was_not_given(given, advised):
+    carry = {"kind": "full", "step": None, "waits_for_parent": False, "changed": []}
+    (line,) = carry_lines(carry, "latest", {"kind": "script", **given})
+    told = line.partition("For the next time")[2]
+    assert {word for word in ("--checkpoints", "--resume") if word in told} == advised
+    assert ("No whole save matched --checkpoints (out/*.pt)" in line) is (len(given) == 2)

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from app.cli.failures import CommandFailed, issue_lines
 from app.cli.main import app
 from app.cli.run import OPTIONS, _in_copy
-from app.cli.typed import require_script
+from app.cli.typed import find_program, require_script
 
 
 @pytest.fixture
@@ -144,3 +144,13 @@ def test_a_fix_is_told_by_the_option_of_the_command():
     assert "[OPTIONS] -- COMMAND…\n" in re.sub(r" +\n", "\n", help_of_run)
     of_script = CliRunner().invoke(app, ["run", "--lr", "3"], env={"COLUMNS": "200"}).output
     assert "stoker run -- python train.py --lr …" in of_script
+
+
+@pytest.mark.parametrize(
+    ("command", "advice"), [("./nope.sh", "Correct the path."), ("nope", "Give its path, or")]
+)
+def test_a_path_that_was_given_is_not_asked_for(project, monkeypatch, command, advice):
+    monkeypatch.chdir(project)
+    with pytest.raises(CommandFailed) as refused:
+        find_program(command)
+    assert advice in str(refused.value)

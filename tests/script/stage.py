@@ -122,6 +122,9 @@ class Stage:
     def log(self, attempt: int = 1) -> str:
         return (self.attempt(attempt) / "trainer.log").read_text()
 
+    def log_bytes(self, attempt: int = 1) -> bytes:
+        return (self.attempt(attempt) / "trainer.log").read_bytes()
+
     def until_log_has(self, text: str, attempt: int = 1) -> None:
         self.until(lambda: text in self.log(attempt), f"{text!r} is in the log", attempt)
 

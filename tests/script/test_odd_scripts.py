@@ -75,6 +75,20 @@ def test_one_that_removes_its_log_runs_to_its_end(stage: Stage):
     assert stage.run()["reason"] == "completed"
 
 
+@pytest.mark.parametrize(("end", "between"), [("", "\n"), ("\\n", ""), ("\\r", "\n")])
+def test_the_last_line_ends_before_that_of_stoker(stage: Stage, end: str, between: str):
+    stage.write(f"print('100%|####|', end='{end}')")
+    stage.run()
+    said = end.encode().decode("unicode_escape")
+    assert f"100%|####|{said}{between}stoker: The script ended" in stage.log_bytes().decode()
+
+
+def test_a_log_without_output_begins_with_the_line_of_stoker(stage: Stage):
+    stage.write("pass")
+    stage.run()
+    assert stage.log().startswith("stoker: ")
+
+
 SAVES = """
 import os, time, zipfile
 os.makedirs("out")

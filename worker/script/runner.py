@@ -429,5 +429,6 @@ def run_attempt(folder: Path) -> int:
         end = not_run(error)
     events.end(reason=end.reason, message=end.message, result=end.result, step=last_step)
     with suppress(OSError):  # of a full disk
-        print(f"stoker: {end.message}", flush=True)  # noqa: T201 - the log of the run
+        begins = "" if end_of(folder / LOG)[-1:] in (b"", b"\n") else "\n"
+        print(f"{begins}stoker: {end.message}", flush=True)  # noqa: T201 - the log of the run
     return 0

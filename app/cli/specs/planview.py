@@ -10,10 +10,13 @@ from app.cli.output import duration, number, print_facts, print_lines, print_tab
 from app.guard.wording import share
 
 Document = dict[str, Any]
+# What a restart of a script that has saved nothing may do better the next time.
 SAVES = (
     "For the next time, say where it saves and how it resumes: --checkpoints and --resume, see "
     "docs/scripts.md."
 )
+NOT_WHERE = "For the next time, say where it saves: --checkpoints 'out/checkpoint-*'."
+NOT_HOW = "For the next time, say how it resumes: --resume '--resume {checkpoint}'."
 
 
 def print_plan(answer: Document, *, everything: bool) -> None:
@@ -175,11 +178,11 @@ def _shown(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def carry_lines(carry: Document | None, source: str | int, *, is_script: bool) -> list[str]:
-    """What a restart takes over, and what starts anew."""
+def carry_lines(carry: Document | None, source: str | int, recipe: Document) -> list[str]:
+    """What a restart takes over, and what starts anew. `recipe`: of its spec."""
     if carry is None:
         return []
-    lines = [f"  {_carried(carry, source, is_script=is_script)}"]
+    lines = [f"  {_carried(carry, source, recipe)}"]
     dataset, of_file = "/data/dataset", "data.dataset, or the file behind it"
     if carry["kind"] == "scratch" and dataset in carry["changed"]:
         lines.append(f"  Its data is not its parent's: {of_file}, differs.")
@@ -191,7 +194,8 @@ def carry_lines(carry: Document | None, source: str | int, *, is_script: bool) -
     return lines
 
 
-def _carried(carry: Document, source: str | int, *, is_script: bool) -> str:
+def _carried(carry: Document, source: str | int, recipe: Document) -> str:
+    is_script = recipe.get("kind") == "script"
     if carry["kind"] == "scratch":
         return "It starts from scratch."
     what = "the full training state" if carry["kind"] == "full" else "the weights alone"
@@ -203,9 +207,20 @@ def _carried(carry: Document, source: str | int, *, is_script: bool) -> str:
         return f"{takes} ({which}) once its parent has stopped."
     if carry["step"] is None:
         told = "Nothing is saved that it could go on from: it starts from the beginning."
-        return f"{told} {SAVES}" if is_script else told
+        return f"{told} {_advice_on_saves(recipe)}" if is_script else told
     takes = "It can go on from the checkpoint at" if is_script else f"It continues with {what} from"
     return f"{takes} step {number(carry['step'])}."
+
+
+def _advice_on_saves(recipe: Document) -> str:
+    """Never names an option that was given."""
+    patterns, resume = recipe.get("checkpoints"), recipe.get("resume")
+    if patterns and resume:
+        named = ", ".join(patterns)
+        return f"No whole save matched --checkpoints ({named}); its parent's warnings may say why."
+    if patterns:
+        return NOT_HOW
+    return NOT_WHERE if resume else SAVES
 
 
 def has_nothing(carry: Document) -> bool:
