@@ -128,6 +128,31 @@ def test_a_failure_behind_an_exit_code_of_0_is_told_everywhere(shell: Counting):
     assert shell.stoker("show", str(run["id"])).count("pipefail") == 1
 
 
+STOPS_ITS_PARENTS = """
+import os, signal, time
+def parent(pid):
+    return int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1])
+runner = os.getppid()
+launcher = parent(runner)
+os.kill(runner, signal.SIGSTOP)
+os.kill(launcher, signal.SIGSTOP)
+if os.fork() == 0:
+    os.setsid()
+    print("ready", flush=True)
+    time.sleep(600)
+time.sleep(600)
+"""
+
+
+def test_a_script_that_stops_its_parents_and_forks_away_is_stopped(shell: Counting):
+    run = shell.run_command("--grace", "60", command=(sys.executable, "-c", STOPS_ITS_PARENTS))
+    shell.until_said(run["id"], "ready")
+    shell.stoker("stop", str(run["id"]), "--wait", "60")
+    assert shell.service.run(run["id"])["state"] == "stopped"
+    assert not shell.processes_of(run["id"])
+    assert shell.service.wait_for_end(shell.run()["id"])["state"] == "succeeded"
+
+
 def test_stop_and_restart_go_on_where_it_was(shell: Counting):
     run = shell.run(*NAMED, steps=10_000)
     eventually(lambda: shell.checkpoints(run["id"]), "a checkpoint is listed")

@@ -7,7 +7,7 @@ REMOVAL_OPENS: a FIFO that is opened before a checkpoint is removed; REMOVAL_SEC
 end of an attempt waits for that; PROBE_SECONDS: how long a measurement may last; PULSE_UNREADABLE:
 no trainer's can be read; STARTUP_SECONDS: a trainer without a pulse; SPEC_VERSION: the newest that
 it understands; ROOT_SLOW_WHILE: a path during whose presence a look at the artifact root takes half
-a second.
+a second; ANSWER_SECONDS: how long a launcher has to end.
 """
 
 import os
@@ -24,11 +24,17 @@ from worker.agent import checkpoint_folders as checkpoints
 from worker.agent import devices, retention, watchdog
 from worker.agent.agent import run_agent
 from worker.jobs import probing
+from worker.launch import local
 from worker.telemetry import gpus as telemetry
 from worker.telemetry import host
 
 # Whose constant of that name a test may set.
-PATIENCE = {"STARTUP_SECONDS": watchdog, "PROBE_SECONDS": probing, "REMOVAL_SECONDS": retention}
+PATIENCE = {
+    "ANSWER_SECONDS": local,
+    "STARTUP_SECONDS": watchdog,
+    "PROBE_SECONDS": probing,
+    "REMOVAL_SECONDS": retention,
+}
 
 
 # Functions on checkpoints that first read the file that a variable names. A FIFO holds them up

@@ -169,7 +169,7 @@ def _said_by_trainer(end: dict[str, Any] | None) -> Verdict | None:
 
 def _stopped(seen: Evidence) -> tuple[Reason, str]:
     """An end that was asked for: a drain, a lease that lapsed, or the user's intent."""
-    forced = seen.returncode == -signal.SIGKILL
+    forced = -signal.SIGKILL in (seen.returncode, seen.launcher_returncode)
     how = "ended without a new checkpoint" if forced or seen.end is None else "saved and ended"
     do, done = ("pause", "Paused") if seen.intent is Intent.pause else ("stop", "Stopped")
     if seen.drained:

@@ -101,7 +101,8 @@ class Supervision:
             return None
         is_deaf = self.launched is not None and self.launched.has_unsent
         soon = now + POLL_SECONDS if self.starts or is_deaf else None
-        return min((at for at in (self._kill_at, soon) if at is not None), default=None)
+        end_at = None if self.launched is None else self.launched.end_at
+        return min((at for at in (self._kill_at, soon, end_at) if at is not None), default=None)
 
     def tick(self, now: float) -> None:
         """What time alone brings: a freed lock, a first step, a hang, a trainer that stays."""
@@ -112,6 +113,7 @@ class Supervision:
         if self.launched is None or self.stage is not Stage.training:
             return
         self.launched.flush()
+        self.launched.enforce(now)
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_at = None
             self.launched.order("kill")

@@ -194,6 +194,7 @@ def supervise(pidfd: int, control: Control, grace_seconds: float) -> int:
         if do == "stop" and kill_at is None:
             # Only the trainer: helpers of its own that died now would look like a failure.
             _signal(pidfd, signal.SIGTERM)
+            _signal(pidfd, signal.SIGCONT)  # a script may have stopped its runner
             kill_at = boottime() + grace_seconds
         elif do == "kill":
             kill_at = 0.0

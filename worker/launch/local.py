@@ -1,12 +1,16 @@
 """Starts launchers on this host: the socket to each, its attempt, and the trainer's environment."""
 
 import json
+import math
 import os
 import platform
+import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +49,11 @@ def memory_settings(libc: tuple[str, str]) -> dict[str, str]:
     return HEAP if name == "glibc" and numbers >= HUGE_PAGES_SINCE else HUGE_TENSORS
 
 
+# A launcher that has not ended so long after it had to is stopped, or its trainer hangs in the
+# kernel. It is killed, and the agent sees to what it leaves.
+ANSWER_SECONDS = 30.0
+
+
 class LauncherProcess:
     """A running launcher: its process, a descriptor that tells its end, and the control socket."""
 
@@ -53,6 +62,9 @@ class LauncherProcess:
         self._buffer = b""
         self._unsent = b""
         self._lease_term: LeaseTerm | None = None  # the newest that was not sent yet
+        self._grace_seconds = 0.0
+        self.end_at: float | None = None
+        """When it is killed unless it has ended (monotonic seconds)."""
         self.control = control
         self.pidfd = os.pidfd_open(process.pid)
 
@@ -67,6 +79,7 @@ class LauncherProcess:
 
     def begin(self, launch: Launch, lease_term: LeaseTerm) -> None:
         """Give it its attempt, once, and how long that may go on without another beat."""
+        self._grace_seconds = launch.grace_seconds
         self.hold(lease_term)
         self._send(launch.order())
 
@@ -76,8 +89,22 @@ class LauncherProcess:
         self.flush()
 
     def order(self, do: str) -> None:
-        """Have it stop, kill, or dump."""
+        """Have it stop, kill, or dump. A trainer may have stopped it (SIGSTOP): it goes on."""
         self._send({"do": do})
+        self._signal(signal.SIGCONT)
+        if do != "dump":
+            seconds = ANSWER_SECONDS + (self._grace_seconds if do == "stop" else 0.0)
+            self.end_at = min(self.end_at or math.inf, time.monotonic() + seconds)
+
+    def enforce(self, now: float) -> None:
+        """Kill it if it has not ended in time."""
+        if self.end_at is not None and now >= self.end_at:
+            self.end_at = None
+            self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):  # it has just ended
+            signal.pidfd_send_signal(self.pidfd, number)
 
     def _send(self, order: Order) -> None:
         self._unsent += _line(order)
@@ -115,6 +142,7 @@ class LauncherProcess:
     def close(self) -> None:
         """Let go of both descriptors; for the launcher a closed socket is an order to stop."""
         self.control.close()
+        self._signal(signal.SIGCONT)
         os.close(self.pidfd)
 
 

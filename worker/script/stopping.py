@@ -92,10 +92,11 @@ class Stopping:
         if process in self._sent:
             return
         self._sent.add(process)
-        if process.pid == self._leader.pid:
-            self._leader.signal(self._number)
-        else:
-            send(process, self._number)
+        for number in (self._number, signal.SIGCONT):  # it may be stopped, as by Ctrl-Z
+            if process.pid == self._leader.pid:
+                self._leader.signal(number)
+            else:
+                send(process, number)
 
 
 def _targets(process: psutil.Process, number: int) -> list[psutil.Process]:

@@ -106,3 +106,21 @@ def test_of_two_gpus_the_one_that_is_large_enough_is_given_back(make_farm):
     assert farm.store.attempts.list(large)[0].reason is Reason.preempted
     assert farm.run(small).attempt == 1
     farm.wait_for_attempt(large, 2)
+
+
+def test_one_that_has_just_started_is_preempted_too(make_farm, tmp_path):
+    """Its trainer handles no signal yet, and dies of it."""
+    late = tmp_path / "late_trainer"
+    late.write_text("#!/bin/sh\ntouch began\nexec sleep 600\n")
+    late.chmod(0o755)
+    farm = make_farm()
+    farm.start_agent(FAKE_TRAINER=str(late), STOKER_SLOTS="1")
+    low = farm.submit(policy=PREEMPTIBLE)
+    eventually(lambda: (farm.folder(low) / "began").exists(), "its trainer starts")
+    high = farm.submit(priority=5)
+    eventually(lambda: farm.run(low).attempt and farm.run(low).state is RunState.queued, "it waits")
+    first = farm.store.attempts.list(low)[0]
+    assert first.reason is Reason.preempted
+    assert f"Preempted by run {high}" in first.message
+    farm.want(high, Intent.kill)
+    farm.want(low, Intent.kill)
