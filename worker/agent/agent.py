@@ -41,7 +41,7 @@ from worker.launch.compile_cache import trim_caches
 from worker.launch.launcher import PR_SET_CHILD_SUBREAPER, prctl
 from worker.launch.lease_term import BUSY_SECONDS
 from worker.launch.local import PACKAGES, trainer_environment
-from worker.launch.orphans import Orphans
+from worker.launch.orphans import Orphans, end_abandoned
 from worker.launch.standby import Standby
 from worker.protocol import boottime
 from worker.start.preparation import threads_of
@@ -75,7 +75,8 @@ class Agent:
         usual = trainer_environment(settings.home, gpu=None, threads=threads)
         self._standby = own(closing(Standby(settings.standby, usual, trainer_command)))
         self._artifacts = WatchedRoot(ArtifactRoot(store.database, settings.artifact_root))
-        self._artifacts.look()
+        if self._artifacts.look() is None:
+            end_abandoned(settings.artifact_root)
         self._shop = Workshop(settings, store, self._artifacts, self._devices, code, self._standby)
         self._collector = WorkerCollector(
             home=settings.home, data=settings.data_root, artifacts=settings.artifact_root

@@ -1,6 +1,5 @@
 """Slots: how many runs this agent takes at once, on which device, and why one waits."""
 
-import fcntl
 import os
 import time
 from collections.abc import Collection, Sequence
@@ -8,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from worker.launch.locks import lock_holders, lock_is_free, take_lock
 from worker.telemetry.gpus import GpuSample, foreign_work
 
 
@@ -94,26 +94,6 @@ class AgentIndex:
         os.close(self._fd)
 
 
-def take_lock(path: Path) -> int | None:
-    """The descriptor that holds the lock; None while another process has it."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        return None
-    return fd
-
-
-def lock_is_free(path: Path) -> bool:
-    """Whether no launcher holds a slot's lock at this moment."""
-    fd = take_lock(path)
-    if fd is None:
-        return False
-    os.close(fd)
-    return True
-
-
 def make_slots(
     wanted: int | None, gpus: Sequence[GpuSample], agent: int, locks_dir: Path
 ) -> list[AgentSlot]:
@@ -148,7 +128,9 @@ def why_waiting(slot: AgentSlot, gpu: GpuSample | None, *, share: bool = False) 
             f"Whether this slot's device is free cannot be told: {error}. It will be asked again."
         )
     if not is_free:
-        return "Processes of another attempt, or a measurement, still use this slot's device."
+        pids = ", ".join(map(str, lock_holders(slot.lock_path)))
+        who = f" (launcher {pids})" if pids else ""
+        return f"Processes of another attempt, or a measurement, still use this slot's device{who}."
     if slot.uuid is None:
         return None
     if gpu is None:

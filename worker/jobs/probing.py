@@ -10,9 +10,10 @@ from app.container import available_memory, oom_kills
 from app.settings import Settings
 from app.store.worker_records import JobRecord
 from worker.agent.devices import Devices
-from worker.agent.slots import AgentSlot, take_lock
+from worker.agent.slots import AgentSlot
 from worker.jobs.job_work import JobEnd, JobOutcome, Work
 from worker.launch.local import trainer_environment
+from worker.launch.locks import take_lock
 from worker.start.preparation import threads_of
 
 # A step of the largest model that a CPU trains at all, on a busy host.

@@ -18,8 +18,8 @@ from typing import Any
 from app.store.artifact_root import is_marked
 from app.store.records import AttemptRecord, CheckpointRecord
 from worker.agent.checkpoint_folders import Reconciled, Unreadable, on_disk, reconcile, remove
-from worker.agent.slots import take_lock
 from worker.agent.unsent import unsent_of
+from worker.launch.locks import take_lock
 
 # Whoever holds it may be saving for minutes, and this is the worker's only place for a job.
 LOCK_SECONDS = 3.0

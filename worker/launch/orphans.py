@@ -1,14 +1,17 @@
-"""Ends what a killed launcher leaves behind."""
+"""Ends what killed launchers and agents leave behind."""
 
 import os
 import select
 import signal
 import time
 from contextlib import suppress
+from pathlib import Path
 
+import psutil
 import structlog
 
 from worker.launch.launcher import children_of
+from worker.launch.locks import lock_is_free
 
 log = structlog.get_logger("stoker.worker")
 
@@ -37,6 +40,20 @@ class Orphans:
                 return self._dying
         self._dying = set()
         return self._dying
+
+
+def end_abandoned(artifact_root: Path) -> None:
+    """Kill processes of scripts whose runner, launcher and agent were all killed. No launcher holds
+    the lock of their run, whose folder is in their environment.
+    """
+    spared = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            folder = Path(process.environ().get("STOKER_RUN_DIR", "/")).parent
+            is_ours = folder.parent == artifact_root / "runs" and process.pid not in spared
+            if is_ours and lock_is_free(folder / "lock"):
+                log.warning("a process of an earlier agent is killed", pid=process.pid)
+                process.kill()
 
 
 def _is_gone(pid: int, deadline: float) -> bool:

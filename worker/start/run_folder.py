@@ -9,8 +9,8 @@ import structlog
 
 from app.lifecycle import Reason
 from app.store.records import NewEvent
-from worker.agent.slots import take_lock
 from worker.launch.launcher import write_atomically
+from worker.launch.locks import take_lock
 from worker.regular_files import NotReadable, read_regular
 from worker.start.preparation import NotHere
 

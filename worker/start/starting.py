@@ -31,9 +31,10 @@ from worker.agent.checkpoint_folders import (
 from worker.agent.classify import Evidence, Verdict, classify, failed_here
 from worker.agent.devices import Devices
 from worker.agent.errand import WatchedRoot
-from worker.agent.slots import HeldSlots, lock_is_free, take_lock
+from worker.agent.slots import HeldSlots
 from worker.agent.unsent import unsent_of
 from worker.launch.local import LauncherProcess, start_launcher, trainer_environment
+from worker.launch.locks import lock_is_free, take_lock
 from worker.launch.standby import Standby
 from worker.protocol import Launch
 from worker.start.claim_guard import (

@@ -10,7 +10,7 @@ from app.lifecycle import Intent, Reason, RunState
 from app.store.tables import jobs, metric_points
 from stoker.manifest import manifest_bytes
 from tests.worker.eventually import eventually
-from worker.agent.slots import take_lock
+from worker.launch.locks import take_lock
 
 SLOWLY = {"steps": 10**6, "save_every": 5, "pace": 0.02}
 

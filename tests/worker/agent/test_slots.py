@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from tests.worker.telemetry.test_exporter import GPU
-from worker.agent.slots import AgentIndex, lock_is_free, make_slots, take_lock, why_waiting
+from worker.agent.slots import AgentIndex, make_slots, why_waiting
+from worker.launch.locks import lock_is_free, take_lock
 
 TWO_GPUS = (GPU, replace(GPU, index="1", uuid="GPU-1"))
 

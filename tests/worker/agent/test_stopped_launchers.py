@@ -41,3 +41,18 @@ def test_one_that_is_stopped_again_and_again_is_killed(make_farm, tmp_path):
     eventually(lambda: (farm.folder(again) / "began").exists(), "its slot is free")
     farm.want(again, Intent.kill)
     farm.wait_for_end(again)
+
+
+def test_one_of_an_agent_that_was_killed_goes_on_and_ends_its_attempt(make_farm, tmp_path):
+    """The next agent needs its lock. Nothing else would ever continue it."""
+    farm = farm_with(make_farm, tmp_path, ONCE)
+    run_id = farm.submit()
+    eventually(lambda: (farm.folder(run_id) / "began").exists(), "its trainer starts")
+    farm.agents[0].kill()
+    farm.agents[0].wait()
+    trainer = farm.processes("sleep 600")
+    assert trainer
+    farm.start_agent(STOKER_SLOTS="1")
+    farm.wait_for_attempt(run_id, 2)
+    assert farm.wait_for_end(run_id).state is RunState.succeeded
+    assert not farm.processes("sleep 600")

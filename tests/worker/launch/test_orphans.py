@@ -4,10 +4,13 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.worker.eventually import eventually
 from worker.launch import orphans
 from worker.launch.launcher import children_of
-from worker.launch.orphans import Orphans
+from worker.launch.locks import lock_holders, take_lock
+from worker.launch.orphans import Orphans, end_abandoned
 
 
 def test_an_orphan_is_killed_and_reaped_and_what_is_known_stays():
@@ -32,3 +35,39 @@ def test_a_process_that_does_not_die_is_told_instead_of_waited_for(monkeypatch):
         stuck.kill()
         stuck.wait()
         assert ender.end(known) == set()
+
+
+@pytest.fixture
+def run_folder(tmp_path):
+    folder = tmp_path / "artifacts" / "runs" / "7"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def test_what_is_left_of_a_run_without_launcher_and_agent_is_killed(run_folder):
+    root = run_folder.parent.parent
+    of_run = {**os.environ, "STOKER_RUN_DIR": str(run_folder / "attempt-2")}
+    of_another = {**os.environ, "STOKER_RUN_DIR": str(root.parent / "other/runs/7/attempt-2")}
+    sleeper = [sys.executable, "-c", "import time; time.sleep(600)"]
+    with (
+        subprocess.Popen(sleeper, env=of_run) as left,
+        subprocess.Popen(sleeper, env=of_another) as other,
+    ):
+        held = take_lock(run_folder / "lock")
+        assert held is not None
+        end_abandoned(root)
+        assert left.poll() is None, "a launcher sees to it"
+        os.close(held)
+        end_abandoned(root)
+        assert left.wait(20) == -9
+        assert other.poll() is None
+        other.kill()
+
+
+def test_only_a_launcher_that_holds_the_lock_is_named(run_folder):
+    """And nobody else is continued."""
+    lock = run_folder / "lock"
+    held = take_lock(lock)
+    assert held is not None
+    assert lock_holders(lock) == []
+    os.close(held)

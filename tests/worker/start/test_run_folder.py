@@ -2,7 +2,7 @@
 
 import pytest
 
-from worker.agent.slots import take_lock
+from worker.launch.locks import take_lock
 from worker.start.preparation import NotHere
 from worker.start.run_folder import settle_in
 
