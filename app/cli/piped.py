@@ -11,6 +11,7 @@ from pathlib import Path
 import typer
 
 from app.cli.failures import CommandFailed, ExitCode
+from app.cli.typed import VALUED
 
 MOST_BYTES = 2**20
 # Who pipes into `stoker run` writes at once. A pipe that a CI job or ssh leaves open stays silent.
@@ -18,11 +19,11 @@ FIRST_SECONDS = 1.0
 # A program that a command reads from its standard input is waited for, and so is the end of it.
 REST_SECONDS = 60.0
 PIECE_BYTES = 65_536
-# Programs that read their code from standard input unless an argument says where it is.
-PYTHON = re.compile(r"(python|pypy)[0-9.]*")
-OTHERS = re.compile(r"(ba|da|z|k)?sh|perl|ruby|node|julia")
-# Options after which the code is elsewhere, or nothing runs.
-ELSEWHERE = re.compile(r"-[a-zA-Z]*[cm]|--(?!$).*|-[VhEe].*")
+# Programs that read their code from standard input, and the options after which it is elsewhere or
+# nothing runs.
+PYTHON = re.compile(r"(python|pypy)[0-9.]*"), re.compile(r"-[a-zA-Z]*[cm]|-[Vh]|--.+")
+SHELL = re.compile(r"(ba|da|z|k)?sh"), re.compile(r"-[a-zA-Z]*c|--.+")
+OTHER = re.compile(r"perl|ruby|node|julia"), re.compile(r"-[a-zA-Z]*[eEp]|-[vh]|--.+")
 
 
 def read_piped(command: list[str]) -> bytes:
@@ -44,14 +45,17 @@ def read_piped(command: list[str]) -> bytes:
 
 def reads_program(command: list[str]) -> bool:
     """True for an interpreter that is given no file, module or code."""
-    name, words = Path(command[0]).name, command[1:]
-    if PYTHON.fullmatch(name) is None and OTHERS.fullmatch(name) is None:
+    name, words = Path(command[0]).name, iter(command[1:])
+    kinds = [kind for kind in (PYTHON, SHELL, OTHER) if kind[0].fullmatch(name)]
+    if not kinds:
         return False
     for word in words:
-        if word == "-" or (word == "-s" and PYTHON.fullmatch(name) is None):
+        if word == "-" or (word == "-s" and kinds[0] is SHELL):
             return True
-        if not word.startswith("-") or ELSEWHERE.fullmatch(word):
+        if not word.startswith("-") or kinds[0][1].fullmatch(word):
             return False
+        if word[-1] in VALUED:
+            next(words, None)
     return True
 
 

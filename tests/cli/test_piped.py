@@ -33,7 +33,18 @@ def read(stdin, *command: str) -> str:
 
 @pytest.mark.parametrize(
     "command",
-    ["python", "python -", "/x/bin/python3.11 -u -", "bash", "bash -s", "sh", "perl", "node -"],
+    [
+        "python",
+        "python -",
+        "/x/bin/python3.11 -u -",
+        "bash",
+        "bash -s",
+        "sh",
+        "perl",
+        "node -",
+        "bash -euo pipefail",
+        "python -X dev",
+    ],
 )
 def test_an_interpreter_without_a_file_reads_its_program(command: str):
     assert reads_program(command.split())

@@ -389,7 +389,7 @@ def test_a_wrong_setting_is_a_sentence(cli, home, monkeypatch):
     ],
 )
 def test_a_restart_from_nothing_advises_only_what_was_not_given(given, advised):
-    carry = {"kind": "full", "step": None, "waits_for_parent": False, "changed": []}
+    carry: dict[str, Any] = {"kind": "full", "step": None, "waits_for_parent": False, "changed": []}
     (line,) = carry_lines(carry, "latest", {"kind": "script", **given})
     told = line.partition("For the next time")[2]
     assert {word for word in ("--checkpoints", "--resume") if word in told} == advised

@@ -1,6 +1,8 @@
 """A user's own command through the real service: typed, stopped, gone on with, refused, paused."""
 
 import json
+import shlex
+import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
@@ -11,7 +13,7 @@ import pytest
 
 from app.cli.watch import print_outcome
 from tests.e2e.service import eventually
-from tests.e2e.shell import Shell
+from tests.e2e.shell import ROOT, Shell
 from tests.repository import git
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -126,6 +128,40 @@ def test_a_failure_behind_an_exit_code_of_0_is_told_everywhere(shell: Counting):
     assert "pipefail" in run["result"]["caveats"][0]
     assert "succeeded, with a warning" in shell.stoker("ls").splitlines()[1]
     assert shell.stoker("show", str(run["id"])).count("pipefail") == 1
+
+
+def piped(shell: Counting, script: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """`stoker run WORDS` at the end of a line of a shell, in a process of its own."""
+    stoker = shlex.join([sys.executable, "-m", "app.cli", "run", *words])
+    return subprocess.run(
+        ["bash", "-c", script.format(stoker=stoker)],
+        cwd=shell.project,
+        env={**shell.service.environment, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_what_is_piped_is_the_program_that_runs(shell: Counting):
+    done = piped(shell, "echo 'echo from the pipe; exit 3' | {stoker}", "--watch", "--", "bash")
+    assert done.returncode == 1, done.stderr
+    (run, *_) = json.loads(shell.stoker("ls", "--json"))["data"]
+    assert run["result"]["exit_code"] == 3
+    assert "from the pipe" in shell.log(run["id"])
+    again = json.loads(shell.stoker("restart", "--json", "--from", "scratch", str(run["id"])))
+    assert shell.service.wait_for_end(again["id"])["result"]["exit_code"] == 3
+    refused = piped(shell, "{stoker} < /dev/null", "--", "bash")
+    assert refused.returncode == 5
+    assert "nothing is piped to it" in refused.stderr
+
+
+def test_its_shell_comes_along_but_for_its_gpus(shell: Counting):
+    code = "import os; print(oct(os.umask(0)), os.environ['CUDA_VISIBLE_DEVICES'] == '3')"
+    script = "umask 077; export CUDA_VISIBLE_DEVICES=3; {stoker}"
+    said = piped(shell, script, "--watch", "--", sys.executable, "-c", code).stdout
+    assert "CUDA_VISIBLE_DEVICES=3 of this shell is not passed on" in " ".join(said.split())
+    (run, *_) = json.loads(shell.stoker("ls", "--json"))["data"]
+    assert "0o77 False" in shell.log(run["id"])
 
 
 STOPS_ITS_PARENTS = """
