@@ -16,13 +16,12 @@ from stoker.manifest import MANIFEST, BadManifest, parse_manifest
 from worker.regular_files import NotReadable, open_regular, read_regular
 from worker.reporting import EventLog
 from worker.script.points import EPOCH, LastPoint
-from worker.script.saved import Past, Saved, step_of
+from worker.script.saved import LARGEST_MANIFEST, Past, Saved, step_of
 from worker.script.saves import FilesBefore, without_numbers
 from worker.script.sources import Warn
 from worker.script.whole import NotWhole
 from worker.script.work import ScriptWork, Start
 
-LARGEST_MANIFEST = 2**28
 TELLS = re.compile(r'"kind": ?"(metrics|applied|restored|checkpoint|end)"')
 
 
