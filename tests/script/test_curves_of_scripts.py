@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shlex
 import sys
 import time
 import urllib.error
@@ -18,6 +19,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from app.codestate import code_state
 from tests.repository import committed
 from tests.script.stage import Stage, spec_json
+from worker.script import curves as module_of_curves
 from worker.script import event_files
 from worker.script.curves import MOST_FOLDERS, MOST_SERIES, Curves
 from worker.script.points import point_of
@@ -166,6 +168,25 @@ class TestOfARun:
         stage.run(metrics={"file": None, "stdout": pattern})
         assert stage.curve("train_loss") == {1: 0.5, 2: 0.25, 3: 0.167}
 
+    def test_plain_prints_need_no_option(self, stage: Stage):
+        stage.write("for step in (51, 52): print(f'step {step} loss {45.9 / step:.1f}')")
+        stage.run()
+        assert stage.curve("train_loss") == {51: 0.9, 52: 0.9}
+        assert stage.end()["result"]["last"] == {"step": 52, "train_loss": 0.9}
+        assert stage.events("warning") == []
+
+    def test_a_pattern_is_offered_for_prints_that_may_be_a_curve(self, stage: Stage):
+        stage.write("for i in range(9): print(f'it is {i} now, and the loss is: {1 / (i + 1)}')")
+        stage.run()
+        assert stage.curve("train_loss") == {}
+        (warning,) = stage.events("warning")
+        assert warning["code"] == "curve_not_read"
+        option, pattern = shlex.split(warning["message"].rpartition(": ")[2])
+        assert option == "--metrics-stdout"
+        stage.run(attempt=2, metrics={"file": None, "stdout": pattern})
+        assert len(stage.curve("train_loss", 2)) == 9
+        assert stage.events("warning", 2) == []
+
     def test_the_status_route_as_hugging_face_posts_to_it(self, stage: Stage):
         stage.write(
             "import json, os, urllib.request\n"
@@ -192,6 +213,107 @@ class TestOfARun:
         stage.write("print('nothing')")
         stage.run()
         assert stage.curve("train_loss") == {}
+
+
+PRINTS = "".join(f"step {step} loss 0.{step}\n" for step in range(11, 15))
+
+
+class TestOfPrints:
+    """Beside other sources."""
+
+    @pytest.fixture
+    def output(self, tmp_path: Path) -> Path:
+        path = tmp_path / "trainer.log"
+        path.write_text(PRINTS)
+        return path
+
+    def test_they_are_read_to_the_end(self, tmp_path: Path, output: Path):
+        curves = curves_of(tmp_path, refuse)
+        assert [*curves.read()] == [], "other sources are yet to be found"
+        output.write_text(PRINTS + "step 15 loss 0.15")
+        points = [*curves.read(all_of_it=True)]
+        assert [point.step for point in points] == [11, 12, 13, 14, 15]
+        assert all(point.is_printed and point.says_step for point in points)
+
+    def test_they_come_a_look_later(
+        self, tmp_path: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.setattr(module_of_curves, "SEARCH_SECONDS", 0.0)
+        curves = curves_of(tmp_path, refuse)
+        assert [*curves.read()] == []
+        assert [point.step for point in curves.read()] == [11, 12, 13, 14]
+        with output.open("a") as file:
+            file.write("step 15 loss 0.15\n")
+        assert [*curves.read()] == []
+        (tmp_path / "metrics.jsonl").write_text('{"step": 15, "loss": 0.15}\n')
+        assert [point.is_printed for point in curves.read()] == [False], "that tells more"
+        assert [*curves.read(all_of_it=True)] == []
+
+    @pytest.mark.usefixtures("output")
+    def test_another_source_wins(self, tmp_path: Path):
+        (tmp_path / "metrics.jsonl").write_text('{"step": 1, "accuracy": 0.5}\n')
+        points = [*curves_of(tmp_path, refuse).read(all_of_it=True)]
+        assert [point.values for point in points] == [{"accuracy": 0.5}]
+
+    @pytest.mark.usefixtures("output")
+    def test_what_is_posted_wins(self, tmp_path: Path):
+        curves, posted = curves_of(tmp_path, refuse), point_of({"step": 3, "loss": 0.5})
+        assert posted is not None
+        assert len([*curves.named(Path("status"), [posted])]) == 1
+        assert [*curves.read(all_of_it=True)] == []
+
+    @pytest.mark.usefixtures("output")
+    def test_a_named_file_wins_even_if_it_is_not_there(self, tmp_path: Path):
+        told: list[str] = []
+        curves = curves_of(tmp_path, lambda code, _: told.append(code), file="own.csv")
+        assert [*curves.read(all_of_it=True)] == []
+        assert told == ["no_metrics"]
+
+    @pytest.mark.usefixtures("output")
+    def test_they_wait_for_a_file_that_is_empty(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.setattr(module_of_curves, "SEARCH_SECONDS", 0.0)
+        RecordWriter((tmp_path / "events.tfevents.1").open("wb")).close()
+        curves = curves_of(tmp_path, refuse)
+        assert [[*curves.read()] for _ in range(3)] == [[], [], []]
+        assert len([*curves.read(all_of_it=True)]) == 4
+
+    def test_of_very_many_not_all_are_kept(self, tmp_path: Path, output: Path):
+        lines = [f"step {step} loss 0.5\n" for step in range(1, 5002)]
+        output.write_text("".join(lines) + "step 5002 val_loss 0.4\n")
+        points = [*curves_of(tmp_path, refuse).read(all_of_it=True)]
+        assert 500 <= len(points) <= 1001
+        assert [point.step for point in points[-2:]] == [5001, 5002]
+
+    def test_of_too_long_an_output_the_end_is_not_waited_for(
+        self, tmp_path: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.setattr(module_of_curves, "PRINTS_SECONDS", -1.0)
+        output.write_text(PRINTS + 20_000 * f"{99 * '-'}\n" + "step 90 loss 0.5\n")
+        told: list[str] = []
+        points = [*curves_of(tmp_path, lambda code, _: told.append(code)).read(all_of_it=True)]
+        assert [point.step for point in points] == [11, 12, 13, 14]
+        assert told == ["curve_cut"]
+
+
+class TestOfTheMeanOfATraining:
+    """Hugging Face tells `train_loss` at the end, which is the mean of all steps."""
+
+    def test_it_is_no_point_of_a_document(self):
+        point = point_of({"step": 9, "train_loss": 0.6, "train_runtime": 12.5, "epoch": 3})
+        assert point is not None
+        assert point.values == {"train_runtime": 12.5, "epoch": 3.0}
+        assert point_of({"step": 9, "train_loss": 0.6}) is not None
+
+    def test_it_is_no_point_of_an_event_file(self, tmp_path: Path):
+        with closing(RecordWriter((tmp_path / "events.tfevents.1").open("wb"))) as writer:
+            values = [("train/loss", 0.5), ("train/train_loss", 0.75)]
+            summary = Summary(value=[Summary.Value(tag=n, simple_value=v) for n, v in values])
+            writer.write(Event(step=9, summary=summary).SerializeToString())
+        (first, second) = curves_of(tmp_path, refuse).read(all_of_it=True)
+        assert first.values == {"train_loss": 0.5}
+        assert second.values == {}
 
 
 class TestOfTheStatusRoute:

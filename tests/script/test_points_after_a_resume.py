@@ -53,6 +53,20 @@ def test_points_go_on_after_what_was_written_before_the_save(stage: Stage):
     assert stage.curve("train_loss", 2) == {3: 1.0, 4: 0.5}
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_prints_go_on_like_those_that_a_pattern_names(stage: Stage):
+    stage.write(SAVES_AT_500.replace("accuracy {epoch / 10}", "val_loss: {epoch / 10}"))
+    code = (stage.cwd / "train.py").read_text()
+    stage.write(code.replace("        with open", "        continue\n        with open"))
+    stage.run()
+    assert stage.curve("val_loss") == {1: 0.0, 2: 0.1, 3: 0.2, 4: 0.3}
+    saved = stage.attempt() / "checkpoints" / "step-500"
+    assert last_points(saved)["val_loss"].step == 3
+    stage.run(attempt=2, restore=(saved,))
+    assert stage.curve("val_loss", 2) == {501: 0.0, 502: 0.1}
+
+
 # A save is kept at the second look that finds it, and what it tells is read sooner.
 SAVES_AND_GOES_ON = """
 import os, time

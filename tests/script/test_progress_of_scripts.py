@@ -16,6 +16,7 @@ import pytest
 from tests.script.stage import spec_json
 from worker.reporting import EventLog
 from worker.script import config as module_of_config
+from worker.script import curves as module_of_curves
 from worker.script import progress, shim
 from worker.script.config import LARGEST_BYTES, ScriptConfig
 from worker.script.curves import Curves
@@ -164,6 +165,20 @@ def test_it_stands_still_by_steps_and_numbers_or_else_by_its_output(script: Scri
     script.looks(steps=4, others=1, seconds=10.0)
     assert silence() == (1041.0, "made no step and reported no number")
     assert script.told("step") == 4
+
+
+def test_numbers_in_its_prints_are_no_sign_of_life_and_no_steps_if_others_are_counted(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(module_of_curves, "SEARCH_SECONDS", 0.0)
+    script.progress._curves = Curves(script.work, 0.0, None, lambda *_: None)
+    (tmp_path / "trainer.log").write_text("step 40 loss 0.5\n")
+    for _ in range(2):
+        script.looks()
+    assert script.progress.silence(printed_at=5000.0) == (5000.0, "printed nothing")
+    assert (script.told("step"), script.told("loss")) == (40, 0.5)
+    script.looks(steps=3)
+    assert script.told("step") == 3, "of an optimizer, which may take several of the script's"
 
 
 def test_without_steps_it_stands_still_by_its_numbers(script: Script):

@@ -6,8 +6,9 @@ all under the names that recipes use, where they have one.
 
 import math
 import os
+import shlex
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property
@@ -19,7 +20,8 @@ from app.installing import pip_install
 from stoker.manifest import COUNTS
 from stoker.script import LOG, METRICS
 from worker.script.event_files import NoReader
-from worker.script.points import EPOCH, CurvePoint, LastPoint, Places, usual_name
+from worker.script.points import EPOCH, MEANS, CurvePoint, LastPoint, Places, usual_name
+from worker.script.prints import Prints
 from worker.script.restoring import last_points
 from worker.script.saved import step_of
 from worker.script.sources import CsvTable, EventFileCurve, JsonLines, Output, Source, Warn
@@ -33,6 +35,9 @@ LARGEST_STEP = COUNTS["step"]
 SEARCH_SECONDS = 10.0
 MOST_FOLDERS = 500
 DEEPEST = 4
+# At the end of a script its prints are read for so long, and so many points a look are kept.
+PRINTS_SECONDS = 20.0
+MOST_PRINTED = 1000
 PASSED_OVER = {"node_modules", "site-packages", "__pycache__", "wandb", "mlruns"}
 
 
@@ -46,6 +51,8 @@ class Numbers(NamedTuple):
     says_step: bool
     not_finite: frozenset[str] = frozenset()
     origin: Mapping[str, Any] = MappingProxyType({})
+    is_printed: bool = False
+    """Whether it was read from prints, which no option names."""
 
 
 class Curves:
@@ -79,6 +86,13 @@ class Curves:
             path = work.folder / LOG
             self._sources[path] = Output(path, work.metrics_stdout)
             self._silent[path] = "--metrics-stdout"
+        self._log = work.folder / LOG
+        self._prints: Prints | None = None if self._silent else Prints(self._log, before)
+        self._printed: list[CurvePoint] = []
+        """Points from prints that the next look gives."""
+        self._has_printed = False
+        self._may_print_at = time.monotonic() + SEARCH_SECONDS
+        self._is_offered = False
 
     def read(self, *, all_of_it: bool = False) -> Iterator[Numbers]:
         """What is new; `all_of_it`: to the end of every file, since nobody writes any more."""
@@ -96,8 +110,54 @@ class Curves:
             if all_of_it and isinstance(source, JsonLines) and (last := list(source.read_rest())):
                 self._silent.pop(path, None)
                 yield from self.named(path, last)
+        yield from self._read_prints(all_of_it=all_of_it)
         if all_of_it:
             self._warn_of_silence()
+
+    def _read_prints(self, *, all_of_it: bool) -> Iterator[Numbers]:
+        """Points from prints, as long as no other source has any. They wait for files that exist
+        and are empty, at the beginning for files that are yet to be found, and one look each for
+        what was posted or written together with them.
+        """
+        now, is_first = time.monotonic(), not self._printed and not self._has_printed
+        is_early = now < self._may_print_at or any(path.exists() for path in self._sources)
+        if self._prints is None or (is_early and not all_of_it):
+            return
+        points, self._printed = self._printed, [*self._prints.read()]
+        if is_first and self._printed:
+            self._search_at = 0.0
+        while all_of_it and self._prints.is_behind:
+            if time.monotonic() > now + PRINTS_SECONDS:
+                self._warn(
+                    "curve_cut",
+                    "The output was too long to read to its end, so curves from it end early. Use "
+                    "`stoker.init().log(…)`, or print less.",
+                )
+                break
+            yield from self._of_prints(points)
+            points, self._printed = self._printed, [*self._prints.read()]
+        if all_of_it:
+            points += [*self._printed, *self._prints.read_rest()]
+        yield from self._of_prints(points)
+        self._offer_pattern(self._prints)
+
+    def _of_prints(self, points: list[CurvePoint]) -> Iterator[Numbers]:
+        self._has_printed |= bool(points)
+        for numbers in _thinned([*self.named(self._log, points)]):
+            yield numbers._replace(is_printed=True)
+
+    def _offer_pattern(self, prints: Prints) -> None:
+        """Once, where the output may hold a curve that was not read."""
+        if self._is_offered or self._names or prints.offer is None:
+            return
+        self._is_offered = True
+        line, pattern = prints.offer
+        self._warn(
+            "curve_not_read",
+            f"Lines such as {line[:200]!r} may be points of a curve. They are not read, because "
+            "they have words that Stoker does not know. To read them, start the script with: "
+            f"--metrics-stdout {shlex.quote(pattern)}",
+        )
 
     def _warn_of_silence(self) -> None:
         """At the end of the script, of what was named and gave no number, or may be elsewhere."""
@@ -120,9 +180,11 @@ class Curves:
 
     def named(self, source: Path, points: Iterable[CurvePoint]) -> Iterator[Numbers]:
         """Points of a source with their steps and the names of recipes; of too many series the
-        later ones are left out.
+        later ones are left out. Those of another source than prints end the reading of prints.
         """
         for point in points:
+            if source != self._log:
+                self._prints = None
             values = {self._known(name): value for name, value in point.values.items()}
             values.pop("", None)
             not_finite = {self._known(name): value for name, value in point.not_finite}
@@ -183,7 +245,7 @@ class Curves:
         if len(self._names) >= MOST_SERIES:
             return ""
         printable = "".join(char if char.isprintable() else "_" for char in name.strip())
-        return usual_name(printable)[:LONGEST_NAME]
+        return "" if printable in MEANS else usual_name(printable)[:LONGEST_NAME]
 
     def _search(self) -> None:
         places = [self._work.folder / "tensorboard", self._work.cwd]
@@ -212,6 +274,18 @@ class Curves:
         with suppress(OSError):
             return path.stat().st_mtime >= self._began
         return False
+
+
+def _thinned(points: list[Numbers]) -> Iterator[Numbers]:
+    """At most so many points of one look for each set of names; the last one is kept."""
+    counts = Counter(frozenset(point.values) for point in points)
+    seen = Counter[frozenset[str]]()
+    for point in points:
+        names = frozenset(point.values)
+        seen[names] += 1
+        left = counts[names] - seen[names]
+        if left % (1 + counts[names] // MOST_PRINTED) == 0:
+            yield point
 
 
 def _is_known(name: str) -> bool:

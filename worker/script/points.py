@@ -11,6 +11,8 @@ USUAL_NAMES = {
     "validation_loss": "val_loss", "learning_rate": "lr", "train/learning_rate": "lr",
     "train/grad_norm": "grad_norm",
 }  # fmt: skip
+MEANS = ("train/train_loss",)
+"""Names of a mean over the whole training, which is no point of a curve."""
 EPOCH = "epoch"
 STEP_NAMES = ("step", "global_step", "current_step", "iteration", "iter")
 
@@ -92,12 +94,15 @@ def usual_name(name: str) -> str:
 
 
 def point_of(document: Mapping[str, Any], origin: PointOrigin | None = None) -> CurvePoint | None:
-    """The numbers of a document; None where there is none. Texts that are numbers count."""
+    """The numbers of a document; None where there is none. Texts that are numbers count. Beside the
+    time of a whole training, its loss is the mean and no point.
+    """
     step: int | None = None
     numbers = dict[str, float]()
+    is_summary = "train_runtime" in document
     for name, value in document.items():
         number = _float_of(value)
-        if number is None:
+        if number is None or (is_summary and name == "train_loss"):
             continue
         if name in STEP_NAMES:
             if math.isfinite(number):

@@ -30,6 +30,8 @@ class ScriptProgress:
         self._events, self._restored = events, restored
         self._said = restored
         """The largest step that the script has said."""
+        self._printed = 0
+        """The largest step that was read from prints."""
         self.last: dict[str, float] = {}
         """The newest number of each name."""
         self.last_step: int | None = None
@@ -42,8 +44,11 @@ class ScriptProgress:
 
     @property
     def step(self) -> int:
-        """The one that the script has said, or that the shim has counted; 0 without both."""
-        return max(self._said, self._counted)
+        """The one that the script has said, or that the shim has counted; without both the one that
+        it has printed, or 0.
+        """
+        step = max(self._said, self._counted)
+        return step if step > self._restored else max(step, self._printed)
 
     @property
     def _counted(self) -> int:
@@ -90,8 +95,11 @@ class ScriptProgress:
             self._take(point)
 
     def _take(self, point: Numbers) -> None:
-        self._reported_at = time.monotonic()
-        if point.says_step:
+        if not point.is_printed:  # a script that prints other lines meanwhile does not stand still
+            self._reported_at = time.monotonic()
+        if point.says_step and point.is_printed:
+            self._printed = max(self._printed, point.step)
+        elif point.says_step:
             self._said = max(self._said, point.step)
         self.last |= point.values
         for name in point.not_finite:  # the value before it is not the newest any more
