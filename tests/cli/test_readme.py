@@ -106,12 +106,11 @@ def test_every_line_of_the_tour_works(tour):
 
 PROMPT = "$ "
 SCRIPT = """
-import json, os, time
+import time
 
-with open(os.environ["STOKER_RUN_DIR"] + "/metrics.jsonl", "w") as curve:
-    for step in range(1, 201):
-        print(json.dumps({"step": step, "loss": 2 / step}), file=curve, flush=True)
-        time.sleep(0.005)
+for step in range(1, 201):
+    print(f"step {step} loss {2 / step:.4f}")
+    time.sleep(0.005)
 """
 
 

@@ -9,7 +9,8 @@ import pytest
 from worker.script.points import EPOCH, CurvePoint, Places
 from worker.script.prints import Prints
 
-FOREIGN = sorted((Path(__file__).parent / "logs" / "foreign").iterdir())
+LOGS = Path(__file__).parent / "logs"
+FOREIGN = sorted((LOGS / "foreign").iterdir())
 Curve = dict[int, dict[str, float]]
 
 
@@ -254,6 +255,49 @@ class TestBars:
     def test_a_bar_of_epochs(self, tmp_path: Path):
         states = [bar(n, 3, f", loss=0.{n}", "Epochs: ") for n in (1, 2, 3)]
         assert looks(tmp_path, *states, "\n") == losses((1, 0.1), (2, 0.2), (3, 0.3))
+
+
+class TestOfLibraries:
+    """Outputs of transformers 5.24, lightning 2.6 and keras 3.15 as they were written to a file."""
+
+    def of(self, folder: Path, name: str) -> dict[str, dict[int, float]]:
+        series = dict[str, dict[int, float]]()
+        for step, values in curve_of(
+            prints_of(folder, (LOGS / "real" / name).read_bytes())
+        ).items():
+            for metric, value in values.items():
+                series.setdefault(metric, {})[step] = value
+        return series
+
+    @pytest.mark.parametrize(
+        ("name", "first", "last"),
+        [("hugging_face.log", 0.839, 1.139), ("hugging_face_without_bars.log", 1.48, 1.066)],
+    )
+    def test_hugging_face(self, tmp_path: Path, name: str, first: float, last: float):
+        series = self.of(tmp_path, name)
+        losses = series["train_loss"]
+        assert list(losses) == [1, 2, 4, 5, 7, 8]
+        assert (losses[1], losses[8]) == (first, last)
+        assert list(series["val_loss"]) == [3, 6, 9]
+        assert "train_runtime" not in series
+
+    def test_lightning(self, tmp_path: Path):
+        series = self.of(tmp_path, "lightning.log")
+        assert series["train_loss"] == {40: 6.58e-06, 80: 4.23e-10, 120: 4.75e-14}
+        assert series["val_loss"] == {40: 4.41e-06, 80: 2.18e-10, 120: 2.47e-14}
+        assert series["train_loss_epoch"] == {40: 0.0421, 80: 5.18e-07, 120: 2.5e-11}
+
+    @pytest.mark.parametrize(
+        ("name", "curve"),
+        [
+            ("keras.log", {8: 3.1302, 16: 2.4736}),
+            ("keras_with_a_line_an_epoch.log", {8: 2.4317, 16: 1.9935}),
+        ],
+    )
+    def test_keras(self, tmp_path: Path, name: str, curve: dict[int, float]):
+        series = self.of(tmp_path, name)
+        assert series["val_loss"] == curve
+        assert series.keys() == {"train_loss", "mae", "val_loss", "val_mae"}
 
 
 class TestAfterAResume:

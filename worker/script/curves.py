@@ -38,6 +38,8 @@ DEEPEST = 4
 # At the end of a script its prints are read for so long, and so many points a look are kept.
 PRINTS_SECONDS = 20.0
 MOST_PRINTED = 1000
+# Points of prints that wait for other sources: then the output is not read further.
+MOST_WAITING = 100_000
 PASSED_OVER = {"node_modules", "site-packages", "__pycache__", "wandb", "mlruns"}
 
 
@@ -119,12 +121,14 @@ class Curves:
         and are empty, at the beginning for files that are yet to be found, and one look each for
         what was posted or written together with them.
         """
-        now, is_first = time.monotonic(), not self._printed and not self._has_printed
-        is_early = now < self._may_print_at or any(path.exists() for path in self._sources)
-        if self._prints is None or (is_early and not all_of_it):
+        if self._prints is None or not (all_of_it or self._may_read_prints()):
             return
-        points, self._printed = self._printed, [*self._prints.read()]
-        if is_first and self._printed:
+        now, ready = time.monotonic(), self._printed
+        is_early = now < self._may_print_at and not all_of_it
+        self._printed = [*self._prints.read()]
+        if is_early:
+            self._printed, ready = ready + self._printed, []
+        elif not self._has_printed and self._printed:
             self._search_at = 0.0
         while all_of_it and self._prints.is_behind:
             if time.monotonic() > now + PRINTS_SECONDS:
@@ -134,12 +138,16 @@ class Curves:
                     "`stoker.init().log(…)`, or print less.",
                 )
                 break
-            yield from self._of_prints(points)
-            points, self._printed = self._printed, [*self._prints.read()]
+            yield from self._of_prints(ready)
+            ready, self._printed = self._printed, [*self._prints.read()]
         if all_of_it:
-            points += [*self._printed, *self._prints.read_rest()]
-        yield from self._of_prints(points)
+            ready = [*ready, *self._printed, *self._prints.read_rest()]
+        yield from self._of_prints(ready)
         self._offer_pattern(self._prints)
+
+    def _may_read_prints(self) -> bool:
+        is_full = len(self._printed) >= MOST_WAITING and time.monotonic() < self._may_print_at
+        return not is_full and not any(path.exists() for path in self._sources)
 
     def _of_prints(self, points: list[CurvePoint]) -> Iterator[Numbers]:
         self._has_printed |= bool(points)
@@ -155,7 +163,7 @@ class Curves:
         self._warn(
             "curve_not_read",
             f"Lines such as {line[:200]!r} may be points of a curve. They are not read, because "
-            "they have words that Stoker does not know. To read them, start the script with: "
+            "Stoker is not sure what all of their words mean. To read them, start the script with: "
             f"--metrics-stdout {shlex.quote(pattern)}",
         )
 
