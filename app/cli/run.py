@@ -83,7 +83,8 @@ MetricsFileOption = Annotated[
 MetricsStdoutOption = Annotated[
     str | None,
     typer.Option(
-        help="Read curves from its output, if plain prints are not enough: 'step (?P<step>[0-9]+) loss (?P<loss>[0-9.]+)'."
+        help="Read curves from its output, where plain prints are not enough: "
+        "'step (?P<step>[0-9]+) loss (?P<loss>[0-9.]+)'."
     ),
 ]
 SignalOption = Annotated[

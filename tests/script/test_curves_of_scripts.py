@@ -279,6 +279,19 @@ class TestOfPrints:
         assert [[*curves.read()] for _ in range(3)] == [[], [], []]
         assert len([*curves.read(all_of_it=True)]) == 4
 
+    @pytest.mark.usefixtures("output")
+    def test_they_wait_for_the_table_of_lightning_which_comes_after_100_steps(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.setattr(module_of_curves, "SEARCH_SECONDS", 0.0)
+        folder = tmp_path / "lightning_logs" / "version_3"
+        folder.mkdir(parents=True)
+        curves = curves_of(tmp_path, refuse)
+        assert [[*curves.read()] for _ in range(3)] == [[], [], []]
+        (folder / "metrics.csv").write_text("step,train_loss\n49,0.5\n")
+        assert [point.step for point in curves.read()] == [49]
+        assert [*curves.read(all_of_it=True)] == []
+
     def test_of_very_many_not_all_are_kept(self, tmp_path: Path, output: Path):
         lines = [f"step {step} loss 0.5\n" for step in range(1, 5002)]
         output.write_text("".join(lines) + "step 5002 val_loss 0.4\n")

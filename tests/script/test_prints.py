@@ -62,6 +62,30 @@ PLAIN: dict[str, tuple[str, Curve]] = {
     "loss alone, once": ("loss=0.9\n", {}),
     "loss alone, echoed": ("loss: 1.0\nloss: 1.0\n", {}),
     "loss alone, of a rank": ("[rank1]: loss=0.9\n[rank1]: loss=0.8\n", {}),
+    "one line an epoch, from two ranks": (
+        "Epoch 1 loss 0.9\nEpoch 1 loss 0.8\nEpoch 2 loss 0.7\nEpoch 2 loss 0.6\n",
+        losses((1, 0.9), (2, 0.7)),
+    ),
+    "percent and time": (
+        "Epoch: 1 | Loss: 0.5 | Accuracy: 85.2% | Time: 12.3s\n",
+        {1: {"train_loss": 0.5, "accuracy": 85.2}},
+    ),
+    "tensors": (
+        "step=10 loss=tensor(0.5000, device='cuda:0', grad_fn=<NllLossBackward0>)\n",
+        losses((10, 0.5)),
+    ),
+    "after": (
+        "Loss after epoch 1: 0.5\nVal loss after epoch 1: 0.75\nLoss after epoch 2: 0.4\n",
+        {1: {"train_loss": 0.5, "val_loss": 0.75}, 2: {"train_loss": 0.4}},
+    ),
+    "batches of unknown number": (
+        "Epoch 1, Batch 10, Loss: 0.5\nEpoch 1, Batch 20, Loss: 0.4\n", losses((1, 0.5), (2, 0.4)),
+    ),
+    "steps of an evaluation": ("eval step 10 loss 0.5\nVal iter 10/90 loss 0.5\n", {}),
+    "an unknown count": ("t=10 loss=0.5\nt=20 loss=0.4\n", {}),
+    "thousands and decimal commas": (
+        "step 1,000 loss 0.5\nstep 7 loss 1,234.5\nstep 8 loss 0,9\nstep 1.5k loss 0.5\n", {},
+    ),
     "dictionary": (
         "{'loss': 0.5, 'grad_norm': 1.5, 'learning_rate': 5e-05, 'epoch': 0.3}\n"
         "{'loss': '0.4', 'grad_norm': '1.2', 'learning_rate': '4e-05', 'epoch': '0.6'}\n"

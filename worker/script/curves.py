@@ -93,6 +93,8 @@ class Curves:
         self._printed: list[CurvePoint] = []
         """Points from prints that the next look gives."""
         self._has_printed = False
+        self._awaits_table = False
+        """Whether Lightning has made the folder of a metrics.csv, which it writes later."""
         self._may_print_at = time.monotonic() + SEARCH_SECONDS
         self._is_offered = False
 
@@ -147,7 +149,8 @@ class Curves:
 
     def _may_read_prints(self) -> bool:
         is_full = len(self._printed) >= MOST_WAITING and time.monotonic() < self._may_print_at
-        return not is_full and not any(path.exists() for path in self._sources)
+        waits = is_full or self._awaits_table
+        return not waits and not any(path.exists() for path in self._sources)
 
     def _of_prints(self, points: list[CurvePoint]) -> Iterator[Numbers]:
         self._has_printed |= bool(points)
@@ -266,6 +269,7 @@ class Curves:
                 self._sources[path] = CsvTable(path, self._warn)
             elif self._may_read_events:
                 self._add_events(path)
+        self._awaits_table |= any(map(self._is_new, _folders_of_lightning(self._work.cwd)))
 
     def _add_events(self, path: Path) -> None:
         try:
@@ -282,6 +286,13 @@ class Curves:
         with suppress(OSError):
             return path.stat().st_mtime >= self._began
         return False
+
+
+def _folders_of_lightning(cwd: Path) -> list[Path]:
+    try:
+        return list((cwd / "lightning_logs").glob("version_*"))
+    except OSError:
+        return []
 
 
 def _thinned(points: list[Numbers]) -> Iterator[Numbers]:

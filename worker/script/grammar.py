@@ -66,15 +66,22 @@ GAP = re.compile(r"""['")]?\s{0,24}[:=]?\s{0,24}['"(\[]?\s{0,12}""")
 ENTRY = re.compile(
     rf"""['"]([\w./@ -]{{1,80}})['"]: ?['"]?({NUMBER}|nan|NaN|-?inf)['"]?(?=[,}}])"""
 )
+WRAPPED = re.compile(rf"\b(?:tensor|array|np\.float\d\d)\(({NUMBER})(?:, [^()]{{0,100}})?\)")
+AFTER = re.compile(
+    r"\b((?:\w{1,20} )?(?:loss|accuracy)) (?:at|after) (step|iteration|epoch) (\d{1,12})"
+    rf"(?: is |: ?| ?= ?)({NUMBER})",
+    re.IGNORECASE,
+)
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b.|\x08")
 MOVE = re.compile(r"\x1b\[[0-9;]*[A-HJf]")
 LEVEL = "DEBUG|INFO|NOTICE|WARNING|WARN|ERROR|CRITICAL|FATAL"
 HEADS = tuple(map(re.compile, (
     r"\s*\[[^\]]{0,20}\d\d:\d\d:\d\d[^\]]{0,60}\]:?\s{0,8}",
     r"\s*\[?(?:\d{4}[-/])?\d\d[-/]\d\d[T ]\d\d:\d\d[^\s\]]{0,20}\]?[\s:|-]{0,8}",
+    r"\s*\[?\d\d-[A-Z][a-z]{2}-\d{2,4} \d\d:\d\d:\d\d[^\s\]]{0,20}\]?[\s:|-]{0,8}",
     r"\s*\[?\d\d:\d\d:\d\d[^\s\]]{0,20}\]?[\s:|-]{0,8}",
     r"(?P<glog>[IWEF])\d{4} [\d:.]{1,20} {1,8}\d{1,12} [\w./]{1,80}:\d+\]\s{0,8}",
-    rf"\s*[A-Za-z_][\w.]{{0,60}}\s{{0,8}}[-|:]?\s{{0,8}}(?=\[?(?:{LEVEL})\b)",
+    rf"\s*\[?[A-Za-z_][\w.]{{0,60}}\]?\s{{0,8}}[-|:]?\s{{0,8}}(?=\[?(?:{LEVEL})\b)",
     rf"\s*\[?(?P<level>{LEVEL})\]?[\s:|-]{{0,8}}"
     r"(?:\[?(?P<logger>[A-Za-z_][\w.]{0,60})(?::\d+)?(?:\]|:| -| \|)[\s:|-]{0,8}(?![\d.+]))?",
 )))  # fmt: skip
@@ -120,6 +127,10 @@ class Report:
     """The words before the state of a bar."""
     labels: tuple[str, ...] = ()
     shape: tuple[str, ...] = ()
+    has_whole_epoch: bool = False
+    """True if the epoch is written as a whole number, in a line that is no dictionary."""
+    has_other_count: bool = False
+    """True if an unknown name has a whole number, which may be a step."""
     is_clean: bool = True
     number_at: dict[str, int] = field(default_factory=dict)
     epoch_at: int | None = None
@@ -155,6 +166,10 @@ class Reports:
         """
         if len(state) > LONGEST_STATE:
             return None
+        if "(" in state:
+            state = WRAPPED.sub(r"\1", state)
+        if " at " in state or " after " in state:
+            state = AFTER.sub(r"\2 \3 \1 \4", state)
         shape = DIGITS.sub("0", state)
         if shape in self._plans:
             plan = self._plans[shape]
@@ -397,14 +412,14 @@ class _Reader:
         self._report.is_clean &= all(map(_is_mute, words))
 
     def _number(self, token: Token, index: int, words: list[str]) -> None:
-        rest = self._line[token.end : token.end + 3]
+        rest = self._line[token.end : token.end + 2]
         after = self._tokens[index + 1] if index + 1 < len(self._tokens) else None
         has_unit = (
             after is not None
             and after.kind == "word"
             and (not after.gap or ("/" in after.text and after.gap == " " and _is_unit(after.text)))
         )
-        is_of_bar = rest.startswith(("%|", "% |"))
+        is_of_bar = rest.startswith("%|")
         if words and token.gap and GAP.fullmatch(token.gap) and not is_of_bar:
             self._pair(words, token, is_amount=has_unit)
             return
@@ -429,10 +444,16 @@ class _Reader:
         if word in EPOCHS:
             if report.epoch is None:
                 report.epoch, report.epoch_at = float(token.text), token.start
+                report.has_whole_epoch = token.text.isdecimal()
         elif is_place:
             self._take_count(token.text, None, word, token.start)
+            is_of_a_test = bool(before) and SPLITS.get(before[-1], "train") != "train"
+            report.is_of_a_test |= is_of_a_test  # `eval step 10` counts the evaluation's
         elif word in LABELS:
             report.labels += (f"{word} {token.text}",)
+        elif not name and not is_amount and not is_metric(word) and token.text.isdecimal():
+            report.has_other_count = True
+            report.names.setdefault("step", self._line[self._name_start : token.start])
         elif name and not is_amount:
             report.values.setdefault(name, float(token.text))
             report.number_at.setdefault(name, token.start)
@@ -456,6 +477,7 @@ class _Reader:
         is_after_bar = bool(BAR_BEFORE.search(token.gap)) or not index
         if word in EPOCHS and not is_after_bar and GAP.fullmatch(token.gap):
             self._report.epoch, self._report.epoch_at = float(count), token.start
+            self._report.has_whole_epoch = True
         elif word in STEPS or word in BATCHES:
             self._take_count(str(count), total, word, token.start)
         elif is_metric(word):  # a share, such as 9847/10000
@@ -494,4 +516,4 @@ class _Reader:
         report.is_of_a_test = self._split not in ("", "train") and total is not None
         report.is_batch = word in BATCHES and total is None
         if word in STEPS and total is None:
-            report.names.setdefault("step", self._line[self._name_start :].partition(text)[0])
+            report.names["step"] = self._line[self._name_start :].partition(text)[0]

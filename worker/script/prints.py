@@ -122,7 +122,7 @@ class Prints:
         report = self._reports.of(state)
         if report is None:
             return []
-        if not report.is_clean:
+        if not report.is_clean or (report.has_other_count and _is_lone(report, self._heading)):
             self._consider(report, state)
             return []
         if not report.values:
@@ -142,9 +142,11 @@ class Prints:
 
     def _step(self, report: Report, key: Key, *, is_new_bar: bool) -> int | None:
         """The step of a report; None if it names only an epoch, or nothing."""
-        if report.count is None:
-            return self._last_step
         counter = self._counters.get(key)
+        if report.count is None:
+            if report.has_whole_epoch and (counter is None or counter.epoch != report.epoch):
+                self._counters[key] = _Counter(0, 0, report.epoch, self._line, has_steps=False)
+            return self._last_step
         if counter is None:
             if len(self._counters) == MOST_SHAPES:
                 self._counters.clear()
@@ -176,7 +178,7 @@ class Prints:
     def _own_values(self, report: Report, key: Key) -> dict[str, float]:
         """The numbers of this kind of line, without those that a bar only shows again."""
         owners, counter = self._owners, self._counters.get(key)
-        told = counter.told if counter is not None and not report.is_batch else frozenset()
+        told = frozenset() if counter is None else counter.told
         is_other = any(
             not has_split(name) and owners.get(usual_name(name), key) != key
             for name in report.values
@@ -240,6 +242,10 @@ def _key_of(report: Report) -> Key:
     if report.epoch is not None:
         return ("epoch", report.labels)
     return ("lone", report.shape, report.labels)
+
+
+def _is_lone(report: Report, heading: float | None) -> bool:
+    return report.count is None and report.epoch is None and heading is None
 
 
 def _is_of_an_epoch(name: str) -> bool:
