@@ -97,6 +97,14 @@ PLAIN: dict[str, tuple[str, Curve]] = {
             3: {"val_loss": 0.45},
         },
     ),
+    "a dictionary of a split": ('{"split": "val", "step": 10, "loss": 0.3}\n', {}),
+    "a dictionary of settings": ("{'loss': 0.5, 'epoch': 3, 'batch_size': 32}\n", {}),
+    "ImageNet": (
+        "Epoch: [0][  10/5005]\tTime  0.337 ( 1.234)\tLoss 6.9e+00 (6.9e+00)\tAcc@1   0.00 ( 0.1)\n"
+        "Test: [ 10/196]\tTime 0.5 ( 0.7)\tLoss 5.1 (5.2)\tAcc@1 1.0 ( 1.1)\n"
+        "Epoch: 0 Acc@1 1.300 Acc@5 4.400\n",
+        {10: {"train_loss": 6.9, "acc@1": 0.0}},
+    ),
     "JSON": ('{"step": 10, "loss": 0.3}\n', losses((10, 0.3))),
     "colors": ("\x1b[1mstep\x1b[0m \x1b[32m5\x1b[0m loss \x1b[1;31m0.9\x1b[0m\n", losses((5, 0.9))),
     "loggers": (

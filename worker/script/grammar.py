@@ -22,8 +22,12 @@ METRICS = _words(
 NEEDLES = (*("loss", "acc", "epoch", "ppl", "perplexity", "mse", "mae", "reward", "nll"),
            *("f1", "auc", "top", "bpb", "wer", "bleu", "iou", "dice", "psnr"))  # fmt: skip
 """A line without any of these is no report."""
-SETTINGS = _words("scale scaler weight weights fn func function coef type alpha")
+SETTINGS = _words(
+    "scale scaler weight weights fn func function coef type alpha best min target threshold initial"
+)
 """A name such as loss_scale is a setting."""
+OF_CONFIGURATIONS = _words("batch_size seed epochs steps max_steps num_epochs optimizer")
+"""A dictionary with such a name is an echoed configuration."""
 COMPANIONS = {"lr": "lr", "learning_rate": "lr", "grad_norm": "grad_norm", "gnorm": "grad_norm"}
 """Numbers that belong to no split, under their usual names."""
 STEPS = frozenset((*STEP_NAMES, "steps", "iterations", "num_updates", "train_step"))
@@ -34,7 +38,9 @@ SPLITS = {
     "validating": "val", "eval": "val", "evaluation": "val", "evaluating": "val", "dev": "val",
     "test": "test", "testing": "test",
 }  # fmt: skip
-LABELS = _words("fold trial seed worker client agent run model stage phase gpu device")
+LABELS = _words(
+    "fold trial seed worker client agent run model stage phase gpu device cuda node proc process"
+)
 """Several of these print into one output; each is a curve of its own."""
 FILLERS = _words(
     "set average avg mean running current time eta end of progress fitting fine-tuning finetuning"
@@ -66,6 +72,7 @@ GAP = re.compile(r"""['")]?\s{0,24}[:=]?\s{0,24}['"(\[]?\s{0,12}""")
 ENTRY = re.compile(
     rf"""['"]([\w./@ -]{{1,80}})['"]: ?['"]?({NUMBER}|nan|NaN|-?inf)['"]?(?=[,}}])"""
 )
+KEY = re.compile(r"""['"][\w./@ -]{1,80}['"]:""")
 WRAPPED = re.compile(rf"\b(?:tensor|array|np\.float\d\d)\(({NUMBER})(?:, [^()]{{0,100}})?\)")
 AFTER = re.compile(
     r"\b((?:\w{1,20} )?(?:loss|accuracy)) (?:at|after) (step|iteration|epoch) (\d{1,12})"
@@ -277,14 +284,20 @@ def _report_of_dict(text: str) -> Report | None:
     if not any(map(is_metric, entries)):
         return None
     report = Report(shape=tuple(entries))
+    # Other values may say what the numbers are of, such as 'split': 'val'.
+    is_whole = len(entries) == len(KEY.findall(text))
+    report.is_clean = is_whole and not OF_CONFIGURATIONS.intersection(entries)
     for name, entry in entries.items():
         number, start = float(entry[2]), entry.start(2)
+        before = text[entry.start() : start]
         if name == "epoch":
             report.epoch, report.epoch_at = number, start
         elif name not in STEPS:
             report.values[name], report.number_at[name] = number, start
+            report.names[name] = before
         elif entry[2].isdecimal() and len(entry[2]) <= 18:
             report.count, report.count_at = int(number), start
+            report.names["step"] = before
     return report
 
 
