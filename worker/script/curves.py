@@ -54,7 +54,7 @@ class Numbers(NamedTuple):
     not_finite: frozenset[str] = frozenset()
     origin: Mapping[str, Any] = MappingProxyType({})
     is_printed: bool = False
-    """Whether it was read from prints, which no option names."""
+    """True if it was read from prints, without an option."""
 
 
 class Curves:
@@ -94,7 +94,7 @@ class Curves:
         """Points from prints that the next look gives."""
         self._has_printed = False
         self._awaits_table = False
-        """Whether Lightning has made the folder of a metrics.csv, which it writes later."""
+        """True if Lightning has made the folder of a metrics.csv, which it writes later."""
         self._may_print_at = time.monotonic() + SEARCH_SECONDS
         self._is_offered = False
 

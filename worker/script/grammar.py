@@ -14,13 +14,13 @@ def _words(text: str) -> frozenset[str]:
 
 
 LONGEST_STATE = 4096
+LONGEST_COUNT = 18
 MOST_SHAPES = 5000
 METRICS = _words(
     "loss logloss nll ppl perplexity bpb acc accuracy acc1 acc5 top1 top5 f1 auc mae mse rmse wer "
     "bleu iou miou dice psnr reward"
 )
-NEEDLES = (*("loss", "acc", "epoch", "ppl", "perplexity", "mse", "mae", "reward", "nll"),
-           *("f1", "auc", "top", "bpb", "wer", "bleu", "iou", "dice", "psnr"))  # fmt: skip
+NEEDLES = ("loss", "epoch", *(word for word in METRICS if not re.search("loss|acc.|.mse", word)))
 """A line without any of these is no report."""
 SETTINGS = _words(
     "scale scaler weight weights fn func function coef type alpha best min target threshold initial"
@@ -57,7 +57,7 @@ UNITS = _words(
 )
 PACES = _words("s sec second it iter iteration step batch epoch")
 """After a slash: of a unit such as ms/step."""
-NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+NUMBER = r"[-+]?(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?"
 DIGITS = re.compile(r"\d+")
 PLAIN = re.compile(NUMBER)
 RATIO = re.compile(r"\d ?/ ?\d")
@@ -228,13 +228,17 @@ class _Plan(NamedTuple):
     def report_of(self, state: str) -> Report | None:
         """Returns None if the values may change how the line is read."""
         found, like = PLAIN.findall(state), self.like
-        count = total = None
+        count = total = epoch = None
+        places = (self.count_index, self.epoch_index)
+        if any(at is not None and len(found[at]) > LONGEST_COUNT for at in places):
+            return None
         if self.count_index is not None:
-            count = int(float(found[self.count_index]))
+            count = int(found[self.count_index])
             total = None if like.total is None else int(found[self.count_index + 1])
-            if len(found[self.count_index]) > 18 or (total is not None and not 0 < count <= total):
+            if total is not None and not 0 < count <= total:
                 return None
-        epoch = None if self.epoch_index is None else float(found[self.epoch_index])
+        if self.epoch_index is not None:
+            epoch = float(found[self.epoch_index])
         values = {name: float(found[index]) for name, index in self.numbers}
         report = Report.__new__(Report)  # five times as fast as copy.copy
         vars(report).update(vars(like), values=values, epoch=epoch, count=count, total=total)
@@ -291,11 +295,12 @@ def _report_of_dict(text: str) -> Report | None:
         number, start = float(entry[2]), entry.start(2)
         before = text[entry.start() : start]
         if name == "epoch":
-            report.epoch, report.epoch_at = number, start
+            if len(entry[2]) <= LONGEST_COUNT and entry[2][:1].isdecimal():
+                report.epoch, report.epoch_at = number, start
         elif name not in STEPS:
             report.values[name], report.number_at[name] = number, start
             report.names[name] = before
-        elif entry[2].isdecimal() and len(entry[2]) <= 18:
+        elif entry[2].isdecimal() and len(entry[2]) <= LONGEST_COUNT:
             report.count, report.count_at = int(number), start
             report.names["step"] = before
     return report
@@ -387,9 +392,11 @@ class _Reader:
 
     def _is_heading(self) -> bool:
         """True for `Epoch 2/3` and `Epoch 2:`, not for `epoch: 2`, which may be a setting."""
-        first, *rest = self._tokens
+        if len(self._tokens) != 2:
+            return False
+        first, second = self._tokens
         is_first = first.text.lower() == "epoch" and not first.gap.strip("=-*# [")
-        return is_first and len(rest) == 1 and not rest[0].gap.strip(" [")
+        return is_first and not second.gap.strip(" [")
 
     def _word(self, token: Token, index: int) -> None:
         word = token.text.lower()
@@ -455,9 +462,7 @@ class _Reader:
             if is_other:
                 return
         if word in EPOCHS:
-            if report.epoch is None:
-                report.epoch, report.epoch_at = float(token.text), token.start
-                report.has_whole_epoch = token.text.isdecimal()
+            self._take_epoch(token.text, token.start)
         elif is_place:
             self._take_count(token.text, None, word, token.start)
             is_of_a_test = bool(before) and SPLITS.get(before[-1], "train") != "train"
@@ -489,8 +494,7 @@ class _Reader:
         word = words[-1] if words else ""
         is_after_bar = bool(BAR_BEFORE.search(token.gap)) or not index
         if word in EPOCHS and not is_after_bar and GAP.fullmatch(token.gap):
-            self._report.epoch, self._report.epoch_at = float(count), token.start
-            self._report.has_whole_epoch = True
+            self._take_epoch(str(count), token.start)
         elif word in STEPS or word in BATCHES:
             self._take_count(str(count), total, word, token.start)
         elif is_metric(word):  # a share, such as 9847/10000
@@ -504,12 +508,21 @@ class _Reader:
             elif not is_of_other:
                 self._report.is_clean = False
 
+    def _take_epoch(self, text: str, start: int) -> None:
+        report = self._report
+        if len(text) > LONGEST_COUNT or not text[:1].isdecimal():
+            report.is_clean = False
+        elif report.epoch is None:
+            report.epoch, report.epoch_at = float(text), start
+            report.has_whole_epoch = text.isdecimal()
+
     def _take_state(self, count: int, total: int, index: int) -> None:
         """Take the state of a bar."""
         report = self._report
         before = [one.text.lower() for one in self._tokens[:index] if one.kind == "word"]
         if self._is_bar_of_epochs:
-            report.epoch = float(count) if report.epoch is None and count else report.epoch
+            if report.epoch is None and count:
+                report.epoch, report.has_whole_epoch = float(count), True
         elif report.count is None:
             report.count, report.total, report.is_bar = count, total, True
             report.count_at = self._tokens[index].start
@@ -519,7 +532,7 @@ class _Reader:
     def _take_count(self, text: str, total: int | None, word: str, start: int) -> None:
         """Take a count after a word for steps or batches. One without a total wins."""
         report = self._report
-        if not text.isdecimal() or len(text) > 18:
+        if not text.isdecimal() or len(text) > LONGEST_COUNT:
             report.is_clean = False
             return
         if report.count is not None and (total is not None or report.total is None):

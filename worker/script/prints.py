@@ -73,7 +73,7 @@ class Prints:
         self._reports = Reports()
         self._line = 0
         self._has_bars = self._has_moves = False
-        """Whether states were written over each other, and on several lines at a time."""
+        """True if states were written over each other, and on several lines at a time."""
         self._heading: float | None = None
         """The epoch that the last heading named."""
         self._counters: dict[Key, _Counter] = {}
