@@ -2,10 +2,12 @@
 
 import time
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
+from worker.script.grammar import Report, Reports
 from worker.script.points import EPOCH, CurvePoint, Places
 from worker.script.prints import Prints
 
@@ -402,3 +404,53 @@ def test_a_long_line_costs_no_more_than_others(tmp_path: Path, line: str):
     began = time.process_time()
     points_of(prints)
     assert time.process_time() - began < 0.5
+
+
+FORMS = (
+    "step {} loss 0.{}",
+    "Epoch {}/{} - loss: 1.{} - val_loss: {}e-3",
+    "{}%|███| {}/{} [00:01<00:09, 9.5it/s, loss=0.{}]",
+    "[{}/{}] loss 0.{}",
+    "Epochs: 9%|█| {}/{} [2.5s/epoch, loss={}]",
+    "Epoch [{}/{}], Step [{}/{}], Loss: 0.{}",
+    "rank {} step {} loss {}",
+    "{}: step {} loss {}",
+    "train acc: {}/{} loss {} step {}",
+    "fold {} epoch {} loss {}",
+    "{{'loss': {}, 'epoch': {}, 'step': {}}}",
+    "Loss after epoch {}: 0.{}",
+)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_line_is_read_alike_after_others_of_its_form(form: str):
+    random = Random(form)
+    reports = Reports()
+    for _ in range(500):
+        digits = [str(random.randrange(10 ** random.randrange(1, 17))) for _ in range(9)]
+        line = form.format(*digits)
+        known, new = reports.of(line), Reports().of(line)
+        assert (known is None) == (new is None), line
+        if known is not None and new is not None:
+            assert told_by(known) == told_by(new), line
+
+
+def told_by(report: Report) -> tuple[object, ...]:
+    told = (report.values, report.epoch, report.count, report.total, report.labels)
+    return *told, report.is_clean, report.is_bar, report.has_whole_epoch, report.has_other_count
+
+
+PIECES = (
+    *("loss", "epoch", "step", "INFO", "rank", "{", "}", "'loss':", "'epoch':", ":", "=", "[", "]"),
+    *("(", "|", "%", "█", "1", "-1", "nan", "inf", "1e999", 30 * "9", "5/10", "5/0", "0/10", "é"),
+    *("\r", "\x1b[A", "it/s", "tensor(", "at", "after", "²", "٣", "--", "fold", "s/epoch", "best"),
+)
+
+
+def test_no_line_is_an_error(tmp_path: Path):
+    random = Random(7)
+    lines = [
+        random.choice(("", " ")).join(random.choices(PIECES, k=random.randrange(1, 15)))
+        for _ in range(20_000)
+    ]
+    points_of(prints_of(tmp_path, "\n".join(["INFO accelerate:", "epoch nan loss 0.5", *lines])))

@@ -14,7 +14,7 @@ def _words(text: str) -> frozenset[str]:
 
 
 LONGEST_STATE = 4096
-LONGEST_COUNT = 18
+LONGEST_COUNT = 12
 MOST_SHAPES = 5000
 METRICS = _words(
     "loss logloss nll ppl perplexity bpb acc accuracy acc1 acc5 top1 top5 f1 auc mae mse rmse wer "
@@ -58,7 +58,8 @@ UNITS = _words(
 PACES = _words("s sec second it iter iteration step batch epoch")
 """After a slash: of a unit such as ms/step."""
 NUMBER = r"[-+]?(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?"
-DIGITS = re.compile(r"\d+")
+DIGITS = re.compile(r"\d{1,12}")
+"""Longer numbers are no counts, so that their lines have another shape."""
 PLAIN = re.compile(NUMBER)
 RATIO = re.compile(r"\d ?/ ?\d")
 TOKEN = re.compile(
@@ -193,12 +194,14 @@ class Reports:
             rest = _without_rank(line)
             report = None if rest is None else _report_of_line(rest)
             is_alike = rest == line
-        if is_alike and len(self._plans) < MOST_SHAPES:
-            if report is None:
-                if not RATIO.search(state):  # whose numbers may decide
-                    self._plans[shape] = None
-            elif (plan := _Plan.of(report, state, len(state) - len(line or ""))) is not None:
-                self._plans[shape] = plan
+        is_clean = report is not None and report.is_clean
+        may_differ = not is_alike or (not is_clean and RATIO.search(state) is not None)
+        if may_differ or len(self._plans) == MOST_SHAPES:
+            return report
+        if report is None:
+            self._plans[shape] = None
+        elif (plan := _Plan.of(report, state, len(state) - len(line or ""))) is not None:
+            self._plans[shape] = plan
         return report
 
 
@@ -521,7 +524,8 @@ class _Reader:
         report = self._report
         before = [one.text.lower() for one in self._tokens[:index] if one.kind == "word"]
         if self._is_bar_of_epochs:
-            if report.epoch is None and count:
+            report.is_clean &= count > 0
+            if report.epoch is None:
                 report.epoch, report.has_whole_epoch = float(count), True
         elif report.count is None:
             report.count, report.total, report.is_bar = count, total, True
