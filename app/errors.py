@@ -4,6 +4,7 @@ StokerError
 ├── InvalidRequest (422)      SpecRejected (422, carries issues) · PayloadTooLarge (413)
 ├── NotFound (404)            Unauthorized (401) · Forbidden (403)
 ├── Conflict (409)            ActionNotAllowed (409) · DatasetNotReady (409)
+│                             OtherService (409)
 ├── PreconditionFailed (412)  NotAvailableYet (422)
 ├── LeaseLost                 an agent's write came after its lease had ended
 └── Unavailable (503)         database or worker out of reach
@@ -74,6 +75,12 @@ class ActionNotAllowed(Conflict):
 
 class DatasetNotReady(Conflict):
     code, title = "dataset_not_ready", "The dataset is not ready"
+
+
+class OtherService(Conflict):
+    """STOKER_URL names a service, and the worker of this home belongs to another one."""
+
+    code, title = "other_service", "The worker here belongs to another service"
 
 
 class PreconditionFailed(StokerError):

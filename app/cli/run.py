@@ -21,11 +21,14 @@ from app.cli.typed import find_program, require_script
 from app.cli.watch import watch_run
 from app.codestate import code_state, make_snapshot, remove_snapshot
 from app.durable import socket_address
+from app.errors import OtherService
 from app.inherited import Inherited
+from stoker import ServiceUnreachable
 from stoker.secret import looks_secret
 
 if TYPE_CHECKING:
     from app.settings import Settings
+    from stoker import Client
 
 Document = dict[str, Any]
 # What belongs to this terminal, or to a process above, and not to the run.
@@ -185,6 +188,7 @@ def run(
 ) -> None:
     """Run your own script: stoker run -- python train.py --lr 3e-4."""
     settings, cwd = read_settings(), Path.cwd()
+    database_id = _require_own_service(settings)
     program = find_program(command[0])
     require_script(cwd, command)
     piped = read_piped(command)
@@ -208,6 +212,7 @@ def run(
     asked: Document = {"request": request, "environment": environment, "code": code, "shell": shell}
     if piped:
         asked["stdin"] = base64.b64encode(piped).decode()
+    asked |= _given(database_id=database_id)
     made = cwd if snapshot else None
     run_id = _queued(settings, asked, made, as_json=as_json)
     _tell(run_id, left_out, made, watch=watch, as_json=as_json)
@@ -227,7 +232,7 @@ def _tell(
     run_id: int, left_out: list[str], copy: Path | None, *, watch: bool, as_json: bool
 ) -> None:
     """Say what has become of it, and follow it if that is wanted."""
-    with connect() as client:
+    with _connected(run_id) as client:
         shown = client.run(run_id)
         if as_json and not watch:
             print_json({**shown, "left_out": left_out, "copy": copy and str(copy)})
@@ -241,6 +246,15 @@ def _tell(
                 typer.echo(f"  stoker watch {run_id}")
         if watch:
             raise typer.Exit(watch_run(client, run_id, warnings, as_json=as_json))
+
+
+def _connected(run_id: int) -> "Client":
+    """Returns a client; where none can be made, the error says that the run is queued."""
+    try:
+        return connect()
+    except ServiceUnreachable as error:
+        detail = f"Run {run_id} is queued, but cannot be shown: {error.detail}"
+        raise CommandFailed(detail, ExitCode.unreachable, document={"run": run_id}) from None
 
 
 def _given(**values: Any) -> Document:
@@ -310,6 +324,8 @@ def _admitted(settings: "Settings", asked: Document, *, as_json: bool) -> int:
             "whoever runs the service to register the command."
         )
     answer = _ask(settings, asked)
+    if answer is None and "database_id" in asked:  # its worker has just ended
+        raise _other_service(settings)
     if answer is None:
         _start_service(settings, as_json=as_json)
         answer = _ask(settings, asked)
@@ -320,8 +336,36 @@ def _admitted(settings: "Settings", asked: Document, *, as_json: bool) -> int:
             ExitCode.unreachable,
         )
     if (problem := answer.get("problem")) is not None:
+        if problem.get("code") == OtherService.code:
+            raise _other_service(settings)
         raise _refused(problem, asked["request"]["recipe"].get("env", ()))
     return int(answer["run"])
+
+
+def _require_own_service(settings: "Settings") -> str | None:
+    """Returns the database id of the service at STOKER_URL, so that the worker can compare it with
+    its own; None without STOKER_URL. CommandFailed where no worker listens here.
+    """
+    if not os.environ.get("STOKER_URL"):
+        return None
+    if not any(settings.sockets_dir.glob("agent-*.sock")):
+        raise _other_service(settings)
+    with connect() as client:
+        return str(client.version().get("database_id"))
+
+
+def _other_service(settings: "Settings") -> CommandFailed:
+    return CommandFailed(
+        f"STOKER_URL is set to {os.environ['STOKER_URL']}, and no worker of that service runs here "
+        f"in {settings.home}. `stoker run` starts a command on the machine where it is typed, so "
+        "nothing was started.",
+        hints=[
+            "  Run it on that machine, in a shell there.",
+            "  Or run it on this machine: env -u STOKER_URL stoker run -- COMMAND",
+            "  Or submit a command that is registered there: stoker submit SPEC.yaml",
+        ],
+        code=OtherService.code,
+    )
 
 
 def _refused(problem: Document, env: Iterable[str]) -> CommandFailed:

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import time
-from functools import cached_property
 from pathlib import Path
 
 import structlog
@@ -44,10 +43,9 @@ class ArtifactRoot:
         self.away: str | None = f"{path} has not been looked at yet."
         self._database = database
 
-    @cached_property
+    @property
     def database_id(self) -> str:
-        with self._database.read() as connection:
-            return str(connection.execute(select(database_identity.c.id)).scalar_one())
+        return self._database.id
 
     def is_here(self) -> bool:
         """Whether the root carries our marker at this moment: one small file is read."""

@@ -347,6 +347,9 @@ class PresetPage(Page[Preset]):
 class Version(Answer):
     version: str
     python: str
+    database_id: str | None = None
+    """Names the service's database; null while the database is away. `stoker run` compares it
+    with the database of the worker on its machine."""
 
 
 class Health(Answer):

@@ -256,7 +256,9 @@ def test_what_the_client_answers_fits_the_models(settings, player):
 
 
 def test_version(api):
-    assert api.get("/version").json()["version"] == __version__
+    answer = api.get("/version").json()
+    assert answer["version"] == __version__
+    assert len(answer["database_id"]) >= 32
 
 
 def test_not_ready_without_a_worker_but_alive(api):

@@ -2,8 +2,8 @@
 
 The folder is 0700, the socket 0600, and the kernel says who is at the other end: nobody but the
 user whose agent this is. One JSON object a connection: {"request", "environment", "code",
-"shell", "stdin"}, and the answer {"run": id} or {"problem": {…}}. It has threads of its own:
-nothing here may hold up the agent's loop.
+"shell", "stdin", "database_id"}, and the answer {"run": id} or {"problem": {…}}. It has threads of
+its own: nothing here may hold up the agent's loop.
 """
 
 import json
@@ -23,7 +23,7 @@ from pydantic import ValidationError
 
 from app.codestate import KEY
 from app.durable import socket_address
-from app.errors import InvalidRequest, StokerError
+from app.errors import InvalidRequest, OtherService, StokerError
 from app.planning.requirements import Owner
 from app.service.scripts import Admission, among, new_script_run, plan_script
 from app.settings import Settings
@@ -72,6 +72,7 @@ class AdmissionSocket:
 
 def admit(settings: Settings, store: Store, asked: Document) -> int:
     """Plan and queue a command; the run's id. StokerError when it is refused."""
+    _require_database(asked.get("database_id"), store)
     request = asked.get("request")
     if not isinstance(request, dict) or not is_script(request):
         raise InvalidRequest("Only scripts are taken here: recipe.kind has to be script.")
@@ -106,6 +107,12 @@ def admit(settings: Settings, store: Store, asked: Document) -> int:
 def _gpus_of(shell: Any) -> str | None:
     gpus = shell.get("gpus") if isinstance(shell, dict) else None
     return gpus if isinstance(gpus, str) else None
+
+
+def _require_database(database_id: Any, store: Store) -> None:
+    """Refuses a command whose sender looks at runs of another database. OtherService."""
+    if database_id is not None and database_id != store.database.id:
+        raise OtherService("The worker of this home writes into the database of another service.")
 
 
 def checked_code(code: Any) -> Document:
@@ -182,7 +189,8 @@ def _handler(take: Callable[[Document], int]) -> type[socketserver.StreamRequest
                 asked = json.loads(line)
                 return {"run": take(asked if isinstance(asked, dict) else {})}
             except StokerError as error:
-                return {"problem": {"detail": error.detail, **error.extensions}}
+                known = {"detail": error.detail, "code": error.problem_code}
+                return {"problem": {**known, **error.extensions}}
             except (ValueError, RecursionError) as error:
                 return _problem(f"That is no JSON object: {error}.")
             except Exception as error:

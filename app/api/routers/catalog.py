@@ -1,12 +1,14 @@
 """What specs can name: recipes and presets; what calls there are, and of which version."""
 
 import platform
+from contextlib import suppress
 
 from fastapi import APIRouter
 
 from app import __version__
 from app.api.deps import ServicesDep
 from app.api.strict import StrictRoute
+from app.errors import Unavailable
 from app.spec.installed import INSTALLED
 from app.spec.script import SCRIPT, ScriptRecipe
 from stoker.models.base import Page
@@ -62,5 +64,8 @@ def list_presets(services: ServicesDep) -> PresetPage:
 
 
 @router.get("/version", operation_id="get_version", summary="Version of the service")
-def get_version() -> Version:
-    return Version(version=__version__, python=platform.python_version())
+def get_version(services: ServicesDep) -> Version:
+    database_id = None
+    with suppress(Unavailable):
+        database_id = services.store.database.id
+    return Version(version=__version__, python=platform.python_version(), database_id=database_id)

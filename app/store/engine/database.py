@@ -4,11 +4,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial, wraps
+from functools import cached_property, partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from sqlalchemy import Connection, create_engine, event, text
+from sqlalchemy import Connection, create_engine, event, select, text
 from sqlalchemy.engine import URL, Engine, make_url
 from sqlalchemy.exc import (
     ArgumentError,
@@ -26,6 +26,7 @@ from app.plainjson import dump_json, load_json
 from app.settings import Settings
 from app.store.engine import sqlite
 from app.store.engine.doorbell import PG_CHANNEL, Doorbell
+from app.store.tables import database_identity
 
 if TYPE_CHECKING:
     from app.store.engine.postgres import TimeLimit
@@ -108,6 +109,12 @@ class Database:
     @property
     def is_sqlite(self) -> bool:
         return self.engine.dialect.name == "sqlite"
+
+    @cached_property
+    def id(self) -> str:
+        """The id that this database was created with. Unavailable."""
+        with self.read() as connection:
+            return str(connection.execute(select(database_identity.c.id)).scalar_one())
 
     def is_on_one_host(self) -> bool:
         """Whether only this host's processes can use it: a file that is known to be on its disk.
