@@ -286,9 +286,10 @@ def note_of(kind: str, data: Document) -> tuple[str, str] | None:
             return "connection lost, trying again", "yellow"
         case "restored" | "rollback":
             return _going_on(kind, data)
-        case "issue" | "warning" | "retry" | "verdict":
+        case "issue" | "warning" | "retry" | "verdict" | "code_changed":
             said = data.get("message") or _reason_text(data.get("reason"))
-            return f"{kind:<12} {_retry_text(data) if kind == 'retry' else said}", "yellow"
+            name = kind.replace("_", " ")
+            return f"{name:<12} {_retry_text(data) if kind == 'retry' else said}", "yellow"
     return None
 
 

@@ -37,7 +37,7 @@ SHOWN = 3  # of a run's warnings, and of its attempts
 def show(
     run_id: RunId,
     diff: Annotated[
-        bool, typer.Option("--diff", help="Only the changes its code had when it was submitted.")
+        bool, typer.Option("--diff", help="Only how the code that it ran differs from its commit.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -45,6 +45,7 @@ def show(
     with connect() as client:
         run = client.run(run_id)
         documents = {} if as_json else client.spec(run_id)
+        changes = list(client.every(client.events, run_id, kind="code_changed")) if diff else []
         is_whole = not as_json and not diff
         warnings = list(client.every(client.events, run_id, kind="warning")) if is_whole else []
         attempts = list(client.every(client.attempts, run_id)) if is_whole else []
@@ -52,7 +53,7 @@ def show(
     if diff:
         if as_json:
             raise typer.BadParameter("--diff goes without --json")
-        typer.echo((documents["code"] or {}).get("diff") or "", nl=False)
+        _print_diff(run, documents["code"] or {}, changes)
         return
     if as_json:
         print_json(run)
@@ -62,6 +63,36 @@ def show(
     result = run.get("result") or {"best": (run.get("progress") or {}).get("best")}
     facts = _facts(run, documents, attempts, weights)
     print_facts([*facts, *result_facts(result), *_warnings(warnings, result)])
+
+
+def _print_diff(run: Document, submitted: Document, changes: list[Document]) -> None:
+    """Print the diff of the code that the newest attempt ran; before an attempt, the submitted one.
+
+    `git apply` passes over the lines before a diff.
+    """
+    diff = submitted.get("diff")
+    if (ran := _ran(run)) is not None:
+        diff = changes[-1]["data"]["diff"] if changes else ran["diff"]
+        typer.echo(f"# {ran['message']}")
+        typer.echo(f"# Attempt {ran['attempt']} ran {_commit(ran)}{_difference(run, diff)}")
+    typer.echo(diff or "", nl=False)
+
+
+def _ran(run: Document) -> Document | None:
+    """The code that the newest attempt ran, if it is not the submitted code."""
+    ran: Document | None = (run.get("code") or {}).get("ran")
+    return ran
+
+
+def _commit(code: Document) -> str:
+    return f"commit {code['git_sha'][:12]}" if code["git_sha"] else "code in no git repository"
+
+
+def _difference(run: Document, diff: str | None) -> str:
+    """The end of the sentence that says which code ran."""
+    moved = run["code"]["ran"]["git_sha"] != run["code"]["git_sha"]
+    submitted = f", and not {_commit(run['code'])}" if moved else ""
+    return f"{submitted}, {'with these changes:' if diff else 'without changes.'}"
 
 
 def _weights_from(client: "Client", run: Document, applied: list[Document | None]) -> str | None:
@@ -123,6 +154,7 @@ def _facts(
         ("memory", _memory(run, documents["memory"])),
         ("memory before", (run.get("profile") or {}).get("message")),
         ("code", _code(run["code"]) if run.get("code") else None),
+        ("code that ran", _code_that_ran(run)),
         ("config", _config(run.get("config") or {})),
         ("memory rung", _memory_rung(documents["applied"])),
         ("progress", steps_done(progress)),
@@ -153,13 +185,20 @@ def _code(code: Document) -> str:
     """The commit, and how far the code was from it."""
     if code["git_sha"] is None:
         return "in no git repository"
-    parts = [f"commit {code['git_sha'][:12]}"]
+    parts = [_commit(code)]
     if code["diff_bytes"]:
         parts.append(f"with a diff of {size(code['diff_bytes'])}")
     if code["untracked"]:
         files = "file" if code["untracked"] == 1 else "files"
         parts.append(f"{number(code['untracked'])} untracked {files}")
     return ", ".join(parts)
+
+
+def _code_that_ran(run: Document) -> str | None:
+    """The commit and the difference; None if the newest attempt ran the submitted code."""
+    if (ran := _ran(run)) is None:
+        return None
+    return f"{_commit(ran)}. {ran['message']} `stoker show {run['id']} --diff` shows it."
 
 
 def _memory(run: Document, memory: Document) -> str:

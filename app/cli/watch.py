@@ -119,6 +119,11 @@ def print_outcome(run: Document) -> None:
     if run["recipe"] == "script":  # its caveats were told as warnings
         result = {**result, "caveats": []}
     print_facts(result_facts(result))
+    if (run.get("code") or {}).get("ran"):
+        typer.echo(
+            "  It ran code that was edited after it was queued; "
+            f"`stoker show {run['id']} --diff` shows that code."
+        )
     if run["child_ids"]:
         typer.echo(f"  It goes on as run {run['child_ids'][-1]}.")
     elif state in ("failed", "stopped"):

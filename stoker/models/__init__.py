@@ -58,6 +58,7 @@ if TYPE_CHECKING:
         Plan,
         Progress,
         QueueMove,
+        RanCode,
         RestartBody,
         Result,
         Run,
@@ -85,9 +86,10 @@ __all__ = [
     "Environment", "Event", "EventPage", "Export", "ExportBody", "ExportFacts", "ExportedTensor",
     "FieldParts", "Health", "ImportBody", "Issue", "Job", "LabelClass", "Lengths", "LogPiece",
     "MeasuredModel", "Memory", "Neighbours", "NotAPart", "Page", "PatchOp", "PatchOperation",
-    "Plan", "Preset", "PresetPage", "Progress", "QueueMove", "Readiness", "Recipe", "RestartBody",
-    "Result", "Rule", "RuleExample", "RulePage", "RulesToCome", "Run", "RunChanges", "RunDocuments",
-    "Series", "Severity", "StateName", "Status", "Time", "Unchecked", "Verb", "Version", "Worker",
+    "Plan", "Preset", "PresetPage", "Progress", "QueueMove", "RanCode", "Readiness", "Recipe",
+    "RestartBody", "Result", "Rule", "RuleExample", "RulePage", "RulesToCome", "Run", "RunChanges",
+    "RunDocuments", "Series", "Severity", "StateName", "Status", "Time", "Unchecked", "Verb",
+    "Version", "Worker",
 ]  # fmt: skip
 
 # Late: pydantic takes a while for all of them, and most who import one need no others.

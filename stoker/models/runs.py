@@ -123,6 +123,18 @@ class Carry(Answer):
     """Whether a run that it stems from still trains; `latest` and `best` are chosen at its end."""
 
 
+class RanCode(Answer):
+    """The code that an attempt of a script ran, where it differs from the submitted code."""
+
+    attempt: int
+    git_sha: str | None
+    """The commit; null: its folder was in no repository."""
+    diff: str | None
+    """From the commit; the first 65,536 characters. The event `code_changed` has it whole."""
+    message: str
+    """The difference as a sentence."""
+
+
 class Code(Answer):
     """The code of a script as it was when it was submitted, in short; `/spec` has it whole."""
 
@@ -138,6 +150,8 @@ class Code(Answer):
     """The command, as it was typed."""
     untracked: int
     """Files that git does not know."""
+    ran: RanCode | None = None
+    """What the newest attempt ran, if the code was edited after the run was submitted."""
 
 
 class CommandProfile(Answer):

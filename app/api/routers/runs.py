@@ -41,12 +41,14 @@ from app.service.submit import plan_request, require_object, submit
 from app.spec.script import SCRIPT
 from app.spec.stored import read_stored_script
 from app.store.records import RunFilter, RunRecord
+from app.store.runs.runs import DIFF_CHARACTERS
 from stoker.models.base import LARGEST_ID, Page
 from stoker.models.runs import (
     Carry,
     Code,
     CommandProfile,
     Plan,
+    RanCode,
     Run,
     RunChanges,
     StateName,
@@ -147,12 +149,27 @@ def about_script(services: Services, run: RunRecord) -> dict[str, Any]:
         return {}
     spec, code = services.store.runs.script(run.id)
     took = took_before(services.store.profiles, read_stored_script(spec), code, run.id)
-    names = ("git_sha", "dirty", "diff", "diff_bytes", "argv", "untracked")
     return {
-        "code": None if code is None else Code(**{name: code[name] for name in names}),
+        "code": None if code is None else _code(services, run, code),
         "config": services.store.attempts.newest_config(run.id),
         "profile": None if took is None else CommandProfile(**took.as_json()),
     }
+
+
+def _code(services: Services, run: RunRecord, submitted: dict[str, Any]) -> Code:
+    """The submitted code, and the code that the newest attempt ran if that is different."""
+    names = ("git_sha", "dirty", "diff", "diff_bytes", "argv", "untracked")
+    changed = services.store.events.newest(run.id, "code_changed")
+    ran = None
+    if changed is not None and changed.attempt == run.attempt:
+        diff = changed.data.get("diff")
+        ran = RanCode(
+            attempt=run.attempt,
+            git_sha=changed.data.get("git_sha"),
+            diff=None if diff is None else diff[:DIFF_CHARACTERS],
+            message=str(changed.data.get("message")),
+        )
+    return Code(**{name: submitted[name] for name in names}, ran=ran)
 
 
 @router.get(

@@ -25,6 +25,14 @@ class Events:
             rows = connection.execute(query.order_by(events.c.seq).limit(limit))
             return [EventRecord(*row) for row in rows]
 
+    def newest(self, run_id: int, kind: str) -> EventRecord | None:
+        """The newest event of a kind; None where there is none."""
+        columns = [events.c[name] for name in EventRecord.__dataclass_fields__]
+        query = select(*columns).where(events.c.run_id == run_id, events.c.kind == kind)
+        with self._database.read() as connection:
+            row = connection.execute(query.order_by(events.c.seq.desc()).limit(1)).one_or_none()
+            return None if row is None else EventRecord(*row)
+
     def last_seq(self, run_id: int) -> int:
         """Number of the newest event; 0 when the run is not there."""
         query = select(runs.c.last_event_seq).where(runs.c.id == run_id)

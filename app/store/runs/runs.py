@@ -65,6 +65,8 @@ from app.store.tables import (
 )
 from app.store.telemetry.measured_memory import compared
 
+# How much of a diff a run shows; its documents and events have it whole.
+DIFF_CHARACTERS = 65_536
 CHANGEABLE = frozenset({"name", "notes", "labels", "priority"})
 # Read after each commit while somebody follows; to build it costs more than to execute it.
 _MARKS = select(runs.c.id, *(runs.c[name] for name in WatchMark._fields)).where(
@@ -78,7 +80,7 @@ _CODE = {
     "folder": run_documents.c.code["folder"].as_string(),
     "dirty": run_documents.c.code["dirty"].as_boolean(),
     "diff_bytes": run_documents.c.code["diff_bytes"].as_integer(),
-    "diff": func.substr(run_documents.c.code["diff"].as_string(), 1, 65_536),
+    "diff": func.substr(run_documents.c.code["diff"].as_string(), 1, DIFF_CHARACTERS),
     "argv": run_documents.c.code["argv"],
 }
 _SCRIPT = select(
