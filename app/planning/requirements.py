@@ -4,6 +4,7 @@ One table says which offer answers which need: the claim's statement is built fr
 sentence that tells why a run waits.
 """
 
+import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,12 +34,29 @@ class Requirements:
 NOTHING_KNOWN = Requirements()
 
 
+# The path that a home had at first, and random digits.
+HOME_ID = r".*#[0-9a-f]{16}"
+
+
 @dataclass(frozen=True)
 class Owner:
-    """Whose command a run is: only agents of this user, on this host, may run it."""
+    """Whose command a run is: only agents of this user, on this host, of this home may run it."""
 
     host: str
     uid: int
+    home: str | None = None
+    """The id of the home that took it, see HOME_ID; None: any home, or not known."""
+
+    def admits(self, agent: "Owner | None") -> bool:
+        """True if an agent of that owner may run it."""
+        if agent is None or (agent.host, agent.uid) != (self.host, self.uid):
+            return False
+        return self.home in (None, agent.home)
+
+    @property
+    def home_path(self) -> str | None:
+        """The path that the home had at first."""
+        return None if self.home is None else self.home.rpartition("#")[0]
 
 
 @dataclass(frozen=True)
@@ -234,13 +252,9 @@ def why_waiting(
     so that it waits for its turn. `recipe`: its kind and version, None of runs from before there
     were versions. `owner`: of a command of somebody's own.
     """
-    own = [offer for offer in offers if owner is None or offer.owner == owner]
-    if offers and not own and owner is not None:
-        return Waiting(
-            False,
-            f"It is a command of user {owner.uid} of {owner.host}, and waits for a worker of that "
-            "user there: `stoker up` starts one.",
-        )
+    own = [offer for offer in offers if owner is None or owner.admits(offer.owner)]
+    if not own and owner is not None and (offers or owner.home is not None):
+        return Waiting(False, _without_its_worker(owner))
     uses = [use for use in uses_of(own) if use.takes(device, gpus)]
     if not uses:
         return _short_of_gpus(gpus, own) if device == "cuda" and own else None
@@ -260,6 +274,17 @@ def why_waiting(
     use, measures = min(short, key=lambda one: _distance(needs, one))
     sentence = _shortfall(needs, use.offer, measures)
     return Waiting(all(measure.is_memory for measure in measures), sentence)
+
+
+def _without_its_worker(owner: Owner) -> str:
+    command = f"It is a command of user {owner.uid} of {owner.host}"
+    if owner.home_path is None:
+        return f"{command}, and waits for a worker of that user there: `stoker up` starts one."
+    return (
+        f"{command}, which the home {owner.home_path} took. Only a worker of that home has its "
+        f"environment, and none is running: `stoker up --home {shlex.quote(owner.home_path)}` "
+        "starts one there."
+    )
 
 
 def _short_of_gpus(gpus: int, own: list[SlotOffer]) -> Waiting | None:

@@ -30,7 +30,7 @@ from app.spec.layers import Document, provenance
 from app.spec.parse import parse
 from app.spec.registered import RegisteredScript
 from app.spec.script import LIKE, PLACEHOLDER, ScriptSpec, like_of
-from app.store.offers import offers_in_total
+from app.store.offers import offers_in_total, owner_of
 from app.store.records import NewRun
 from app.store.telemetry.memory_profiles import MemoryProfiles
 from app.store.worker_records import WorkerRecord
@@ -76,11 +76,7 @@ def among(
     admission: Admission, workers: Sequence[WorkerRecord], owner: Owner | None = None
 ) -> Admission:
     """With what these workers have at most; of those of an owner, if one is given."""
-    able = [
-        worker
-        for worker in workers
-        if owner is None or (worker.host, worker.facts.get("uid")) == (owner.host, owner.uid)
-    ]
+    able = [worker for worker in workers if owner is None or owner.admits(owner_of(worker.facts))]
     each = [sum(slot["device"] != "cpu" for slot in worker.slots) for worker in able]
     places = [offer for worker in able for offer in offers_in_total(worker)]
     return replace(admission, most_gpus=max(each, default=None), places=places)

@@ -88,12 +88,17 @@ def _offer(worker: str, slot: Document, gpu: Document, facts: Document) -> SlotO
         disk_free_bytes=facts.get("disk_free_bytes"),
         spec_version=facts.get("spec_version", FIRST_VERSION),
         recipes=facts.get("recipes", {}),
-        owner=Owner(facts["host"], facts["uid"]) if "uid" in facts else None,
+        owner=owner_of(facts),
         worker=worker,
         place=f"{what} of worker {worker}",
         is_taken=is_taken,
         blocked=slot.get("waiting"),
     )
+
+
+def owner_of(facts: Document) -> Owner | None:
+    """Whose agent it is; None if it does not say."""
+    return Owner(facts["host"], facts["uid"], facts.get("home")) if "uid" in facts else None
 
 
 def fits(use: SlotUse) -> Condition:
@@ -129,7 +134,8 @@ def _may_use(use: SlotUse) -> Condition:
 def _is_of(owner: Owner | None) -> Condition:
     if owner is None:
         return false()
-    return and_(runs.c.owner_host == owner.host, runs.c.owner_uid == owner.uid)
+    is_of_home = or_(runs.c.owner_home.is_(None), runs.c.owner_home == owner.home)
+    return and_(runs.c.owner_host == owner.host, runs.c.owner_uid == owner.uid, is_of_home)
 
 
 def _met(use: SlotUse, measures: Iterable[Measure]) -> list[Condition]:

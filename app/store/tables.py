@@ -91,7 +91,9 @@ runs = table(
     Column("needs_disk_bytes", BigInteger),
     Column("spec_version", Integer, nullable=False, server_default="1"),  # its worker's at least
     Column("recipe_version", Text),
-    *(Column("owner_host", Text), Column("owner_uid", Integer)),  # who alone runs it; null: all
+    # Who alone runs it; null: all. Without a home, as before there were ids of homes: any home of
+    # that user on that host.
+    *(Column("owner_host", Text), Column("owner_uid", Integer), Column("owner_home", Text)),
     # The key of a command's environment and of the copy of its code in its owner's home; a restart
     # has its parent's.
     Column("submission", Text),

@@ -1,5 +1,6 @@
 """API and two agents on one PostgreSQL database: what runs go through there."""
 
+import json
 from contextlib import contextmanager
 
 import psutil
@@ -8,6 +9,7 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from tests.e2e.service import Service, eventually, write_waves
+from tests.e2e.shell import ROOT, typed
 from tests.e2e.test_a_run import SPEC
 from tests.store.server import PostgresServer
 
@@ -93,6 +95,39 @@ def test_pause_resume_and_the_death_of_an_agent(service):
     assert third > second
     assert done["result"]["last"]["step"] == 1350
     assert_no_traceback(service)
+
+
+def test_a_command_is_claimed_by_the_home_that_took_it(make_service, tmp_path):
+    """Two workers of one user on one host; only one home has the command's environment."""
+    with make_service(agents=1) as service:
+        database, artifacts = service.environment["STOKER_DATABASE_URL"], service.home / "artifacts"
+        other = Service(
+            tmp_path / "other", STOKER_DATABASE_URL=database, STOKER_ARTIFACT_ROOT=str(artifacts)
+        )
+        other.http = service.http
+        environment = {**service.environment, "PYTHONPATH": str(ROOT), "MINE": "of this shell"}
+
+        def run(command: str) -> int:
+            done = typed(tmp_path, environment, "run", "--json", "--", "sh", "-c", command)
+            assert done.exit_code == 0, done.stderr
+            return int(json.loads(done.stdout)["id"])
+
+        try:
+            other.start_agent()
+            ids = [run('sleep 1; test "$MINE" = "of this shell"') for _ in range(4)]
+            ends = [service.wait_for_end(run_id) for run_id in ids]
+            assert [end["state"] for end in ends] == ["succeeded"] * 4, ends
+            holds, waits = run("sleep 600"), run("true")
+            eventually(lambda: service.run(holds)["state"] == "running", "it begins")
+            service.stop(service.processes[-1])
+            told = eventually(lambda: service.run(waits)["message"], "it says what it waits for")
+            assert f"`stoker up --home {service.home}` starts one there" in told
+            assert service.run(waits)["state"] == "queued"
+            assert service.http.post(f"/runs/{holds}/stop").status_code in (200, 202)
+            service.start_agent()
+            assert service.wait_for_end(waits)["state"] == "succeeded"
+        finally:
+            other.close()
 
 
 def test_the_doorbell_is_felt_between_two_beats(make_service):

@@ -30,6 +30,7 @@ from app.settings import Settings
 from app.spec.script import SubmittedCode, is_script
 from app.store.identity import this_process
 from app.store.store import Store
+from worker.agent.home_id import home_id
 from worker.kept import NO_ENVIRONMENT, forget, keep
 
 log = structlog.get_logger("stoker.worker")
@@ -84,7 +85,7 @@ def admit(settings: Settings, store: Store, asked: Document) -> int:
         kept = settings.environments_dir / f"{_key_of(recipe, settings)}.json"
         recipe["environment"] = kept.stem
     code = asked.get("code")
-    owner = Owner(this_process().host, os.getuid())
+    owner = Owner(this_process().host, os.getuid(), home_id(settings.home))
     admission = Admission(
         owner,
         code=None if code is None else checked_code(code),

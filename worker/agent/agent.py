@@ -30,6 +30,7 @@ from worker.agent.boundary import Boundary
 from worker.agent.classify import Asked
 from worker.agent.devices import Devices
 from worker.agent.errand import WatchedRoot
+from worker.agent.home_id import home_id
 from worker.agent.preemption import may_give_way, preempt
 from worker.agent.registration import FreeNow, describe_devices, describe_slots
 from worker.agent.signals import Signals
@@ -84,7 +85,7 @@ class Agent:
         exporter, served = start_exporter(self._collector, settings)
         if exporter is not None:
             own(closing(exporter))
-        self._facts = host_setup() | served
+        self._facts = host_setup() | served | {"home": home_id(settings.home)}
         self._free = FreeNow(settings.artifact_root)
         self._worker_id = self._register()
         self._jobs = own(

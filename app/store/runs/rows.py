@@ -38,7 +38,7 @@ _COMPUTED = {"child_ids", "waits_for", "waiting", "argv"}
 _MATCHED = (
     *NEEDS.values(),
     *(runs.c[name] for name in ("device", "gpus", "spec_version", "recipe_version")),
-    *(runs.c[name] for name in ("owner_host", "owner_uid")),
+    *(runs.c[name] for name in ("owner_host", "owner_uid", "owner_home")),
 )
 COLUMNS = (
     *(runs.c[name] for name in RunRecord.__dataclass_fields__ if name not in _COMPUTED),
@@ -129,7 +129,7 @@ def waiting_of(values: Mapping[str, Any], offers: list[SlotOffer]) -> Waiting | 
     needs = Requirements(**{name: values[column.name] for name, column in NEEDS.items()})
     recipe = values["recipe"], values["recipe_version"]
     host, uid = values["owner_host"], values["owner_uid"]
-    owner = None if host is None else Owner(host, uid)
+    owner = None if host is None else Owner(host, uid, values["owner_home"])
     device, gpus, version = values["device"], values["gpus"], values["spec_version"]
     return why_waiting(device, needs, version, recipe, offers, owner, gpus)
 

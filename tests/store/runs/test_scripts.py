@@ -6,9 +6,12 @@ import pytest
 
 from app.lifecycle import Reason, RunState
 from app.planning.requirements import Owner, SlotOffer
+from app.spec.run import SPEC_VERSION
 from app.spec.script import ScriptSpec
+from app.store.identity import this_process
 from app.store.records import Beat, Finish, Lease, NewEvent, RunFilter
 from app.store.runs.rows import LONGEST_ARGV
+from app.store.worker_records import NewWorker
 from tests.store.conftest import World
 
 SAVED = NewEvent("checkpoint", 1.0, {"action": "saved", "step": 5, "by_stoker": True})
@@ -80,23 +83,85 @@ def test_it_is_the_same_when_its_worker_is_lost(
     assert ("It is not tried again" in (run.message or "")) is (state == "failed")
 
 
+HOME, OTHER_HOME = "/home/me/.stoker#0123456789abcdef", "/srv/stoker#0123456789abcdee"
+TAKEN_BY = Owner("box", 1000, HOME)
+
+
+def agent_of(owner: Owner | None) -> SlotOffer:
+    return SlotOffer("cpu-0-0", "cpu", "cpu", owner=owner)
+
+
+@pytest.mark.parametrize(
+    ("owner", "is_given"),
+    [
+        (Owner("box", 1000, HOME), True),
+        (Owner("box", 1000, OTHER_HOME), False),
+        (Owner("box", 1000), False),
+        (Owner("box", 1001, HOME), False),
+        (Owner("other", 1000, HOME), False),
+        (None, False),
+    ],
+    ids=["its home", "another home", "an old agent", "another user", "another host", "silent"],
+)
+def test_a_command_of_ones_own_is_claimed_by_the_home_that_took_it(
+    world: World, owner: Owner | None, is_given: bool
+) -> None:
+    run = world.submit(owner=TAKEN_BY)
+    lease = world.claim(agent_of(owner))
+    assert (lease is not None and lease.run_id == run.id) is is_given
+    assert world.store.runs.get(run.id).state == ("running" if is_given else "queued")
+
+
 @pytest.mark.parametrize(
     ("owner", "is_given"),
     [
         (Owner("box", 1000), True),
+        (Owner("box", 1000, OTHER_HOME), True),
         (Owner("box", 1001), False),
         (Owner("other", 1000), False),
         (None, False),
     ],
-    ids=["its user", "another user", "another host", "an agent that says neither"],
 )
-def test_a_command_of_ones_own_is_claimed_by_agents_of_its_owner_alone(
+def test_a_command_of_an_earlier_version_is_claimed_by_any_home_of_its_owner(
     world: World, owner: Owner | None, is_given: bool
 ) -> None:
     run = world.submit(owner=Owner("box", 1000))
-    lease = world.claim(SlotOffer("cpu-0-0", "cpu", "cpu", owner=owner))
+    lease = world.claim(agent_of(owner))
     assert (lease is not None and lease.run_id == run.id) is is_given
-    assert world.store.runs.get(run.id).state == ("running" if is_given else "queued")
+
+
+def have_worker(world: World, facts: dict[str, Any]) -> None:
+    """Register a worker with one idle slot."""
+    me = this_process()
+    process = (me.host, me.boot_id, me.pid, me.start_time)
+    slot = {"name": "cpu-0-0", "device": "cpu", "run_id": None, "waiting": None}
+    facts = {"spec_version": SPEC_VERSION, **facts}
+    new = NewWorker("agent", *process, "0.1", slots=[slot], facts=facts)
+    world.store.workers.register(new)
+
+
+def test_the_next_attempt_waits_for_its_home_too(world: World) -> None:
+    world.submit(**of_script(1), owner=TAKEN_BY)
+    lease = world.claim(agent_of(TAKEN_BY))
+    assert lease is not None
+    assert ends(world, lease) == RunState.queued
+    world.clock.now += 3600
+    assert world.claim(agent_of(Owner("box", 1000, OTHER_HOME))) is None
+    assert world.claim(agent_of(TAKEN_BY)) is not None
+
+
+@pytest.mark.parametrize("others", [True, False], ids=["other home", "no worker"])
+def test_a_command_whose_home_has_no_worker_says_so(world: World, others: bool) -> None:
+    facts = {"host": "box", "uid": 1000, "home": OTHER_HOME}
+    if others:
+        have_worker(world, facts)
+    run = world.submit(owner=TAKEN_BY)
+    for record in (world.store.runs.get(run.id), world.store.runs.queue().data[0]):
+        assert record.waiting is not None
+        assert "which the home /home/me/.stoker took" in record.waiting.why
+        assert "`stoker up --home /home/me/.stoker` starts one there" in record.waiting.why
+    have_worker(world, {**facts, "home": HOME})
+    assert world.store.runs.get(run.id).waiting is None
 
 
 def test_lists_have_what_a_command_was_given_as_far_as_people_read(world: World):

@@ -1,5 +1,6 @@
 """What came with commands: kept while a run can start again, removed once all were deleted."""
 
+import os
 from contextlib import closing
 
 import pytest
@@ -7,14 +8,18 @@ import pytest
 from app.codestate import make_snapshot, remove_snapshot
 from app.errors import InvalidRequest
 from app.lifecycle import Intent
+from app.planning.requirements import Owner, SlotOffer
 from app.service.scripts import Admission, new_script_run, plan_script
 from app.settings import load_settings
 from app.store import open_store
 from app.store.engine.migrate import upgrade
+from app.store.identity import this_process
 from app.store.records import Restart
+from app.store.worker_records import NewWorker
 from tests.repository import committed, git
 from tests.worker.eventually import eventually
 from worker.agent.admission import admit
+from worker.agent.home_id import home_id
 from worker.jobs.submissions import Submissions
 
 SCRATCH = {"kind": "scratch", "changed": [], "starts_anew": [], "why": ""}
@@ -120,3 +125,17 @@ def test_nobody_submits_from_the_copy_of_another_run(settings, store, project):
         with pytest.raises(InvalidRequest, match="is the copy of the code of another run"):
             submit(settings, store, place, snapshot=True)
     assert [one.id for one in store.runs.queue().data] == [run]
+
+
+def test_a_restart_belongs_to_the_home_of_its_parent(settings, store, tmp_path):
+    child = restarted(settings, store, parent := submit(settings, store, tmp_path, snapshot=False))
+    me = this_process()
+    worker = store.workers.register(
+        NewWorker("agent", me.host, me.boot_id, me.pid, me.start_time, "0.1")
+    )
+    user = (me.host, os.getuid())
+    other = SlotOffer("cpu-0-0", "cpu", "cpu", owner=Owner(*user, "/elsewhere#0123456789abcdef"))
+    assert store.leases.claim(worker, [other]) is None
+    own = SlotOffer("cpu-0-0", "cpu", "cpu", owner=Owner(*user, home_id(settings.home)))
+    assert store.leases.claim(worker, [own]).run_id == child
+    assert store.runs.get(parent).state == "stopped"
