@@ -28,6 +28,7 @@ from app.errors import (
     Unavailable,
 )
 from app.spec.run import RunSpec
+from app.spec.script import ScriptSpec
 
 Responses = dict[int | str, dict[str, Any]]
 
@@ -48,7 +49,12 @@ training: {epochs: 5, batch_size: 128}
 optimizer: {kind: adamw, lr: 3e-3}
 """
 
-_SPEC = {"$ref": "#/components/schemas/RunSpec"}
+_SPEC = {
+    "anyOf": [
+        {"$ref": "#/components/schemas/RunSpec"},
+        {"$ref": "#/components/schemas/ScriptSpec"},
+    ]
+}
 
 RUN_BODY: dict[str, Any] = {
     "required": True,
@@ -144,15 +150,28 @@ def described(app: FastAPI) -> dict[str, Any]:
             title=app.title, version=app.version, description=app.description, routes=app.routes
         )
         schemas = document["components"]["schemas"]
-        for model in (Problem, RunSpec):
+        for model in (Problem, RunSpec, ScriptSpec):
             schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
             schemas.update(schema.pop("$defs", {}))
             schemas[model.__name__] = schema
+        for schema in schemas.values():
+            _move_object_defaults(schema)
         for path in document["paths"].values():
             for operation in path.values():
                 _tell_etag(operation["responses"])
         app.openapi_schema = document
     return app.openapi_schema
+
+
+def _move_object_defaults(schema: dict[str, Any]) -> None:
+    """Make the defaults of a schema's objects examples.
+
+    Generators of clients leave out a model, and every call that uses it, where the default of a
+    property is an object.
+    """
+    for inner in schema.get("properties", {}).values():
+        if isinstance(inner.get("default"), dict):
+            inner["examples"] = [inner.pop("default")]
 
 
 def _tell_etag(responses: dict[str, Any]) -> None:

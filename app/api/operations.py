@@ -87,3 +87,38 @@ def _operation(path: str, operation: Document, components: Document) -> Operatio
 
 def _is_list(schema: Document) -> bool:
     return any(one.get("type") == "array" for one in (schema, *schema.get("anyOf", ())))
+
+
+def names_beside(document: Document, method: str, path: str) -> list[str]:
+    """The words that may end a path in place of its last one, for this method. Empty: it
+    has one word alone, or no call begins so.
+    """
+    *before, _ = path.split("/")
+    if before == [""]:
+        return []
+    names = set()
+    for template, methods in document["paths"].items():
+        operation = methods.get("get" if method == "HEAD" else method.lower())
+        *places, last = template.split("/")
+        if operation is None or len(places) != len(before):
+            continue
+        schemas = {one["name"]: one["schema"] for one in operation.get("parameters", ())}
+        if all(_may_be(*pair, schemas) for pair in zip(places, before, strict=True)):
+            names.update(_words_of(last, schemas))
+    return sorted(names)
+
+
+def _may_be(place: str, part: str, schemas: Mapping[str, Document]) -> bool:
+    """Whether a part of a path fits that place of a template."""
+    schema = schemas.get(place.strip("{}"), NOTHING) if place.startswith("{") else None
+    if schema is None:
+        return place == part
+    return schema.get("type") != "integer" or part.isdecimal()
+
+
+def _words_of(last: str, schemas: Mapping[str, Document]) -> list[str]:
+    """The words that the last place of a template can be; none where it takes any."""
+    if not last.startswith("{"):
+        return [last] if last else []
+    words: list[str] = schemas.get(last.strip("{}"), NOTHING).get("enum", [])
+    return words

@@ -16,11 +16,13 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
 from app.api.hints import complaints
-from app.api.operations import operation_of
-from app.errors import InvalidRequest, NotFound, PayloadTooLarge, StokerError
+from app.api.operations import names_beside, operation_of
+from app.api.unbuilt import missing_in
+from app.errors import InvalidRequest, NotAvailableYet, NotFound, PayloadTooLarge, StokerError
 from app.spec.issue import Issue
 from app.spec.plugins import raised_in_plugin
 from app.spec.reading import MAX_BYTES
+from app.suggest import closest, did_you_mean
 
 MEDIA_TYPE = "application/problem+json"
 MOST_SHOWN = 200  # characters of what a client sent
@@ -169,9 +171,17 @@ def too_large() -> PayloadTooLarge:
     )
 
 
-def _nothing_at(request: Request) -> NotFound:
-    path = request.scope["path"][:MOST_SHOWN]
-    return NotFound(f"There is nothing at {path}. /docs shows what there is.")
+def _nothing_at(request: Request) -> StokerError:
+    """With the names that would be known at that place, or that this version lacks the call."""
+    whole, method = request.scope["path"], request.method
+    path = whole[:MOST_SHOWN]
+    if (what := missing_in(method, whole)) is not None:
+        return NotAvailableYet(f"There is nothing at {path} yet: this version does not {what}.")
+    names = names_beside(request.app.openapi(), method, whole)
+    kind = "actions" if method == "POST" else "names"
+    known = f" The {kind} known there are {', '.join(names)}." if names else ""
+    meant = did_you_mean(closest(whole.rpartition("/")[2], names))
+    return NotFound(f"There is nothing at {path}.{known}{meant} /docs shows what there is.")
 
 
 def _methods_at(request: Request) -> list[str]:

@@ -98,6 +98,50 @@ def test_every_call_of_the_contract_is_there_and_described(api, document):
     assert described == (there | ALSO) - UNDESCRIBED
 
 
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        *(("get", path) for path in ("/", "/ui", "/ui/runs/7", "/login", "/runs/compare?ids=1,2")),
+        *(("get", path) for path in ("/runs/7/diagnosis", "/slots/usage")),
+        *(("head", path) for path in ("/", "/runs/7/diagnosis")),
+        *(("post", f"/runs/7/{name}") for name in ("status", "verify-resume", "stacks", "profile")),
+    ],
+)
+def test_a_call_that_is_not_built_yet_says_so(api, method, path):
+    answer = api.request(method.upper(), path)
+    assert answer.status_code == 422
+    if method != "head":
+        assert answer.problem("not_available_yet") == 422
+        assert "this version does not" in answer.json()["detail"]
+
+
+def test_every_call_of_the_contract_that_is_missing_says_so(api):
+    for method, path in NOT_YET:
+        answer = api.request(method.upper(), path.format(run_id=1))
+        assert answer.problem("not_available_yet") == 422, path
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "names", "meant"),
+    [
+        ("post", "/runs/7/halt", "actions known there are kill, move, pause, restart, resume", ""),
+        ("post", "/runs/7/stopp", "restart, resume, stop.", "Did you mean stop?"),
+        ("post", "/runs/bulk/del", "actions known there are delete, kill, pause,", ""),
+        ("post", "/checkpoints/7/pn", "export, pin, unpin.", "Did you mean pin?"),
+        ("get", "/runs/7/lgos", "names known there are attempts, checkpoints,", "mean logs?"),
+        ("get", "/runs/x/logs", "", ""),
+        ("get", "/nothing", "", ""),
+    ],
+)
+def test_an_unknown_word_in_a_path_names_the_known_ones(api, method, path, names, meant):
+    answer = api.request(method.upper(), path)
+    assert answer.problem("not_found") == 404
+    detail = answer.json()["detail"]
+    assert names in detail
+    assert meant in detail
+    assert ("known there" in detail) is bool(names)
+
+
 def test_every_operation_has_name_summary_and_problems_with_examples(document):
     names = [operation["operationId"] for _, _, operation in operations(document)]
     assert len(names) == len(set(names))

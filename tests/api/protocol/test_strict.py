@@ -96,7 +96,7 @@ def test_a_wrong_method_is_refused_with_all_that_are_right(api, path, methods):
 
 
 @pytest.mark.parametrize(
-    "path", ["/runs/1/diagnosis", "/runs/x", "/runs/0/spec", "/datasets/A", "/runs/bulk/stop"]
+    "path", ["/runs/1/curves", "/runs/x", "/runs/0/spec", "/datasets/A", "/runs/bulk/stop"]
 )
 def test_where_nothing_is_no_other_method_is_named(api, path):
     answer = api.get(path)
