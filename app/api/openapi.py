@@ -4,6 +4,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
 
 from app.api.problems import (
     MEDIA_TYPE,
@@ -150,12 +151,11 @@ def described(app: FastAPI) -> dict[str, Any]:
             title=app.title, version=app.version, description=app.description, routes=app.routes
         )
         schemas = document["components"]["schemas"]
-        for model in (Problem, RunSpec, ScriptSpec):
-            schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
-            schemas.update(schema.pop("$defs", {}))
-            schemas[model.__name__] = schema
-        for schema in schemas.values():
-            _move_object_defaults(schema)
+        schemas.update(_schemas_of(Problem))
+        specs = _schemas_of(RunSpec) | _schemas_of(ScriptSpec)
+        for schema in specs.values():
+            _move_defaults(schema)
+        schemas.update(specs)
         for path in document["paths"].values():
             for operation in path.values():
                 _tell_etag(operation["responses"])
@@ -163,14 +163,20 @@ def described(app: FastAPI) -> dict[str, Any]:
     return app.openapi_schema
 
 
-def _move_object_defaults(schema: dict[str, Any]) -> None:
-    """Make the defaults of a schema's objects examples.
+def _schemas_of(model: type[BaseModel]) -> dict[str, Any]:
+    """The schema of a model and those that it refers to, by name."""
+    schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+    return {**schema.pop("$defs", {}), model.__name__: schema}
 
-    Generators of clients leave out a model, and every call that uses it, where the default of a
-    property is an object.
+
+def _move_defaults(schema: dict[str, Any]) -> None:
+    """Make the defaults of a spec's fields examples, except for a field with one value.
+
+    A generated client would send each default, and so override the preset. Where it is an object,
+    generators leave out the model and every call that uses it.
     """
     for inner in schema.get("properties", {}).values():
-        if isinstance(inner.get("default"), dict):
+        if "default" in inner and "const" not in inner:
             inner["examples"] = [inner.pop("default")]
 
 

@@ -19,12 +19,14 @@ import json, sys
 from client import AuthenticatedClient
 from client.api.actions import act, restart_run
 from client.api.runs import create_run, get_run, list_runs
-from client.models import Plan, RestartBody, Run, RunSpec, ScriptSpec
+from client.models import Plan, RestartBody, Run, RunSpec, ScriptSpec, Training
 url, token, spec = json.load(sys.stdin)
 with AuthenticatedClient(base_url=url, token=token) as client:
-    spec = RunSpec.from_dict(spec)
+    spec = RunSpec.from_dict({**spec, "training": Training(epochs=3).to_dict()})
     plan = create_run.sync(client=client, body=spec, dry_run=True)
     assert isinstance(plan, Plan), plan
+    training = plan.provenance["/training/batch_size"], plan.provenance["/training/epochs"]
+    assert [one["source"] for one in training] == ["default", "request"], training
     run = create_run.sync(client=client, body=spec)
     assert isinstance(run, Run), run
     listed = list_runs.sync(client=client)
@@ -70,8 +72,8 @@ def run(*words: str | Path, folder: Path, given: Any = None) -> str:
     return done.stdout + done.stderr
 
 
-def test_no_object_has_a_default(document):
-    """openapi-python-client leaves out such a model, and every call that uses it."""
+def test_no_field_of_a_spec_has_a_default_that_a_client_would_send(document):
+    """openapi-python-client leaves out a model where an object has one, and calls that use it."""
     schemas = document["components"]["schemas"]
     places = [
         f"{name}.{key}"
@@ -81,6 +83,9 @@ def test_no_object_has_a_default(document):
     ]
     assert places == []
     assert schemas["RunSpec"]["properties"]["optimizer"]["examples"][0]["kind"] == "adamw"
+    batch_size = schemas["Training"]["properties"]["batch_size"]
+    assert ("default" in batch_size, batch_size["examples"]) == (False, [128])
+    assert schemas["AdamW"]["properties"]["kind"]["default"] == "adamw", "it has no other value"
 
 
 @pytest.mark.slow
