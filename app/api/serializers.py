@@ -45,6 +45,7 @@ def run_document(run: RunRecord) -> Run:
         progress=_of(Progress, run.progress),
         result=_of(Result, _with_caveats(run, _result(run))),
         carry=_of(Carry, run.carry),
+        differences=None if run.carry is None else run.carry.get("differences"),
         allowed_actions=allowed_actions(run.state, run.intent),
         links=links,
     )

@@ -241,6 +241,54 @@ def _alike(each: Sequence[Sequence[str]]) -> int:
     return count - 1 if count and each[0][count - 1].startswith("-") else count
 
 
+def restart_line(run: Mapping[str, Any]) -> str | None:
+    """The parent of a restart and the values that are not its own, in short: `3: optimizer.lr=0.1`.
+
+    None for a run that is no restart.
+    """
+    if run.get("parent_id") is None:
+        return None
+    values = ", ".join(
+        f"{_field(one)}: another file" if _is_file(one) else f"{_field(one)}={_value(one['after'])}"
+        for one in run.get("differences") or ()
+    )
+    return f"{run['parent_id']}: {values}" if values else str(run["parent_id"])
+
+
+def restart_facts(run: Mapping[str, Any]) -> str | None:
+    """The parent of a restart, and each difference with both values; None for other runs."""
+    if run.get("parent_id") is None:
+        return None
+    differences = run.get("differences")
+    told = ", ".join(
+        f"{_field(one)} (another file)"
+        if _is_file(one)
+        else f"{_field(one)} {_value(one['before'])} → {_value(one['after'])}"
+        for one in differences or ()
+    )
+    if differences is None:  # of an earlier version, which kept no values
+        changed = (run.get("carry") or {}).get("changed") or ()
+        told = ", ".join(_field({"pointer": pointer}) for pointer in changed)
+        return f"{run['parent_id']}; different: {told}" if told else str(run["parent_id"])
+    return f"{run['parent_id']}; {told}" if told else f"{run['parent_id']}, with the same spec"
+
+
+def _field(difference: Mapping[str, Any]) -> str:
+    return str(difference["pointer"]).strip("/").replace("/", ".")
+
+
+def _is_file(difference: Mapping[str, Any]) -> bool:
+    """Whether it is another file under the same name."""
+    return bool(difference["before"] == difference["after"])
+
+
+def _value(value: object) -> str:
+    """In short; a value that is not set is a dash."""
+    if value is None:
+        return "–"
+    return cut(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), 40)
+
+
 def in_words(status: str, waits_for: int | None = None) -> str:
     """A status as what follows "Run 7 …"; `waits_for`: the run that has to be over before."""
     if status in TERMINAL:

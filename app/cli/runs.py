@@ -23,6 +23,7 @@ from app.cli.output import (
     print_json,
     print_lines,
     print_table,
+    restart_line,
     table_columns,
     width_of,
 )
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 Document = dict[str, Any]
 # Of what `ls` shows of a name and of a script's arguments, however narrow it is.
 SHORTEST_NAME, LEAST_ARGUMENTS = 12, 20
+RESTART = "restart of"
 PAGE = 20  # runs of a page where `ls` is not told
 
 
@@ -197,6 +199,23 @@ def _status(run: Document) -> str:
 
 
 def _fitted(runs: list[Document], room: int) -> tuple[list[str], list[list[object]]]:
+    """Headers and rows that are no wider than `room`; with what restarts change, if it fits."""
+    restarts = [restart_line(run) or "" for run in runs]
+    if not any(restarts):
+        return _table(runs, room)
+    least = max(len(RESTART), min(LEAST_ARGUMENTS, max(map(width_of, restarts))))
+    headers, rows = _table(runs, room - least - 2)
+    columns = zip(headers, *rows, strict=True)
+    taken = sum(max(width_of(str(one or "–")) for one in column) + 2 for column in columns)
+    if room - taken < len(RESTART):
+        return _table(runs, room)
+    texts = [cut(text, room - taken) for text in restarts]
+    return [*headers, RESTART], [
+        [*row, text or None] for row, text in zip(rows, texts, strict=True)
+    ]
+
+
+def _table(runs: list[Document], room: int) -> tuple[list[str], list[list[object]]]:
     """Headers and rows that are no wider than `room`: of what `show` has too, the loss and
     the time go first, and names and the arguments of scripts are cut; arguments that most runs
     do not have go before.

@@ -18,6 +18,7 @@ from app.cli.output import (
     number,
     print_facts,
     print_json,
+    restart_facts,
     shell_line,
     size,
 )
@@ -145,7 +146,7 @@ def _facts(
         ("folder", recipe.get("cwd")),
         ("labels", label_line(run["labels"])),
         ("accepted risks", ", ".join(run["accepted_risks"])),
-        ("restart of", run.get("parent_id")),
+        ("restart of", restart_facts(run)),
         ("weights from", weights),
         ("restarted as", children),
         ("attempt", _attempt(run, attempts)),

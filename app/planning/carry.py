@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from app.plainjson import dump_json
 from app.spec.installed import RECIPES
 from app.spec.layers import Document, leaves
 from app.spec.stored import completed
@@ -36,25 +37,48 @@ DATASETS = ("/data/dataset", "/data/split/validation", "/data/split/test")
 STARTS_ANEW = ("optimizer state", "learning-rate schedule", "order of samples", "step count")
 
 
+# Longer values of a difference are cut.
+LONGEST_VALUE = 200
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A field of a child's spec that is not as its parent's, with both values; null: not set.
+
+    Equal values of a dataset: its file is another one by now.
+    """
+
+    pointer: str
+    before: Any
+    after: Any
+
+
 @dataclass(frozen=True)
 class CarryPlan:
-    """`kind` is what is expected to be carried, for the trainer compares the checkpoint with the
-    model; `changed` the pointers that decided it, `why` a sentence.
+    """`kind` is what is expected to be carried; the trainer compares the checkpoint with the model.
+
+    `changed` has the pointers of all changes, `decided` those that settle the kind.
     """
 
     kind: Literal["full", "weights", "scratch"]
     starts_anew: tuple[str, ...]
-    changed: tuple[str, ...]
+    decided: tuple[str, ...] = ()
     why: str = ""
+    differences: tuple[Difference, ...] = ()
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """JSON Pointers of all changes, in order."""
+        return tuple(one.pointer for one in self.differences)
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(self), "changed": list(self.changed)}
 
 
-def only_weights(changed: tuple[str, ...]) -> CarryPlan:
+def only_weights(decided: tuple[str, ...], differences: tuple[Difference, ...]) -> CarryPlan:
     """The model is the same, what was learned of the training itself has no meaning any more."""
-    why = f"The model has the same shape, but {_named(changed)} changed."
-    return CarryPlan("weights", STARTS_ANEW, changed, why)
+    why = f"The model has the same shape, but {_named(decided)} changed."
+    return CarryPlan("weights", STARTS_ANEW, decided, why, differences)
 
 
 def carry_between(
@@ -68,26 +92,42 @@ def carry_between(
     `other_data`: datasets that have another file by now than the parent trained on. `shapes`: as
     parent and child declare them; what is not known is left to the trainer.
     """
-    before, after = (_said(spec) for spec in (parent, child))
-    changed = sorted(
-        pointer
-        for pointer in before.keys() | after.keys()
-        if before.get(pointer) != after.get(pointer)
-        or (pointer in DATASETS and after.get(pointer) in other_data)
-    )
+    differences = differences_between(parent, child, other_data)
+    changed = [one.pointer for one in differences]
     of_recipe = tuple(f"/recipe/{name}" for name in _shape_fields(child))
     begins = tuple(pointer for pointer in changed if _under(pointer, (INIT_FROM,)))
     if begins and child.get("init_from") is not None:
-        return from_scratch(begins, "init_from names other weights to begin with.")
+        why = "init_from names other weights to begin with."
+        return from_scratch(begins, why, differences)
     shape = tuple(pointer for pointer in changed if _under(pointer, (*SHAPE, *of_recipe)))
     data = () if None in shapes else _other_arrays(*shapes)
     if shape or data:
         why = f"{_named(shape)} changed." if shape else " ".join(data)
-        return from_scratch(shape or ("/data/dataset",), f"The model has another shape: {why}")
+        decided = shape or ("/data/dataset",)
+        return from_scratch(decided, f"The model has another shape: {why}", differences)
     other = tuple(pointer for pointer in changed if not _under(pointer, FULL))
     if other:
-        return only_weights(other)
-    return CarryPlan("full", (), tuple(changed), "The model and what it trains with are the same.")
+        return only_weights(other, differences)
+    why = "The model and what it trains with are the same."
+    return CarryPlan("full", (), (), why, differences)
+
+
+def differences_between(
+    parent: Document, child: Document, other_data: Collection[str] = ()
+) -> tuple[Difference, ...]:
+    """Every field that differs between two complete specs, in the order of their pointers."""
+    before, after = (_said(spec) for spec in (parent, child))
+    return tuple(
+        Difference(pointer, _short(before.get(pointer)), _short(after.get(pointer)))
+        for pointer in sorted(before.keys() | after.keys())
+        if before.get(pointer) != after.get(pointer)
+        or (pointer in DATASETS and after.get(pointer) in other_data)
+    )
+
+
+def _short(value: Any) -> Any:
+    text = dump_json(value)
+    return value if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}…"
 
 
 def _said(spec: Document) -> Document:
@@ -103,8 +143,10 @@ def _shape_fields(spec: Document) -> tuple[str, ...]:
     return model.shape_fields if model is not None else ()
 
 
-def from_scratch(changed: tuple[str, ...], why: str) -> CarryPlan:
-    return CarryPlan("scratch", ("weights", *STARTS_ANEW), changed, why)
+def from_scratch(
+    decided: tuple[str, ...], why: str, differences: tuple[Difference, ...]
+) -> CarryPlan:
+    return CarryPlan("scratch", ("weights", *STARTS_ANEW), decided, why, differences)
 
 
 def arrays_of(shape: Mapping[str, Any] | None, part: str) -> dict[str, list[int]]:

@@ -6,7 +6,13 @@ from app.errors import Conflict, InvalidRequest, NotFound, SpecRejected, Unavail
 from app.guard.inheritance import inherited
 from app.guard.patching import apply_json_patch, apply_merge_patch
 from app.guard.plan import RunPlan
-from app.planning.carry import INIT_FROM, CarryPlan, carry_between, from_scratch
+from app.planning.carry import (
+    INIT_FROM,
+    CarryPlan,
+    carry_between,
+    differences_between,
+    from_scratch,
+)
 from app.service.checkpoint_files import whole_files
 from app.service.facts import Parent
 from app.service.services import Services
@@ -73,14 +79,15 @@ def _plan(services: Services, parent_id: int, body: RestartBody) -> tuple[RunPla
             code="nothing_to_restart",
         )
     _require_whole(services, parent_id, body.from_)
-    request = _patched(_under_its_name(services, parent_id, documents), body)
+    name = services.store.runs.get(parent_id).name  # it may have been edited since
+    request = _patched(_under_its_name(name, documents), body)
     taken = None
     if not is_script(documents.spec):
         catalog, named = services.catalog.get(), _named_pointers(body)
         taken = inherited(request, documents.spec, documents.provenance, catalog, named)
     parent = Parent(
         parent_id,
-        documents.spec,
+        {**documents.spec, "name": name},
         documents.provenance,
         body.from_,
         taken,
@@ -92,9 +99,8 @@ def _plan(services: Services, parent_id: int, body: RestartBody) -> tuple[RunPla
     return plan_request(services, request, parent), parent
 
 
-def _under_its_name(services: Services, parent_id: int, documents: StoredDocuments) -> Document:
+def _under_its_name(name: str, documents: StoredDocuments) -> Document:
     """The request of the run, with the name that it has by now where that was edited since."""
-    name = services.store.runs.get(parent_id).name
     if name == documents.spec.get("name"):
         return documents.request
     return {**documents.request, "name": name}
@@ -159,19 +165,20 @@ def _carry(parent: Parent, child: NewRun, body: RestartBody) -> CarryPlan:
     model, whatever is expected here.
     """
     if is_script(parent.spec) and is_script(child.spec) and body.from_ != "scratch":
-        return CarryPlan("full", (), (), "The script goes on from what it has saved itself.")
+        why = "The script goes on from what it has saved itself."
+        return CarryPlan("full", (), (), why, differences_between(parent.spec, child.spec))
     shapes = parent.shape, child.shape
     carry = carry_between(parent.spec, child.spec, parent.other_data, shapes)
     if body.from_ == "scratch":
-        return from_scratch(carry.changed, "A start from scratch was asked for.")
+        return from_scratch((), "A start from scratch was asked for.", carry.differences)
     if carry.kind != "scratch":
         return carry
-    begins = carry.changed[0].startswith(INIT_FROM)
+    begins = carry.decided[0].startswith(INIT_FROM)
     fit = "" if begins else " The parent's weights do not fit."
     issue = Issue(
         code="init_from_changed" if begins else "shape_changed",
         severity="error",
-        loc=list(carry.changed[0].strip("/").split("/")),
+        loc=list(carry.decided[0].strip("/").split("/")),
         message=f'This needs scratch. {carry.why}{fit} Restart with "from": "scratch", or leave it '
         "as it was.",
         why="A restart goes on with its parent's weights, and begins with no others."

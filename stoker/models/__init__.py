@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         Carry,
         Code,
         CommandProfile,
+        Difference,
         Environment,
         Memory,
         PatchOperation,
@@ -82,14 +83,14 @@ if TYPE_CHECKING:
 __all__ = [
     "Answer", "Attempt", "BaselineScore", "Body", "BrokenPreset", "BulkAnswer", "BulkBody",
     "BulkFilter", "BulkResult", "ByConstruction", "Carry", "Checkpoint", "Code", "CommandProfile",
-    "Dataset", "DatasetBody", "DatasetField", "DatasetLayout", "DatasetRoles", "EarlyCode", "Edges",
-    "Environment", "Event", "EventPage", "Export", "ExportBody", "ExportFacts", "ExportedTensor",
-    "FieldParts", "Health", "ImportBody", "Issue", "Job", "LabelClass", "Lengths", "LogPiece",
-    "MeasuredModel", "Memory", "Neighbours", "NotAPart", "Page", "PatchOp", "PatchOperation",
-    "Plan", "Preset", "PresetPage", "Progress", "QueueMove", "RanCode", "Readiness", "Recipe",
-    "RestartBody", "Result", "Rule", "RuleExample", "RulePage", "RulesToCome", "Run", "RunChanges",
-    "RunDocuments", "Series", "Severity", "StateName", "Status", "Time", "Unchecked", "Verb",
-    "Version", "Worker",
+    "Dataset", "DatasetBody", "DatasetField", "DatasetLayout", "DatasetRoles", "Difference",
+    "EarlyCode", "Edges", "Environment", "Event", "EventPage", "Export", "ExportBody",
+    "ExportFacts", "ExportedTensor", "FieldParts", "Health", "ImportBody", "Issue", "Job",
+    "LabelClass", "Lengths", "LogPiece", "MeasuredModel", "Memory", "Neighbours", "NotAPart",
+    "Page", "PatchOp", "PatchOperation", "Plan", "Preset", "PresetPage", "Progress", "QueueMove",
+    "RanCode", "Readiness", "Recipe", "RestartBody", "Result", "Rule", "RuleExample", "RulePage",
+    "RulesToCome", "Run", "RunChanges", "RunDocuments", "Series", "Severity", "StateName", "Status",
+    "Time", "Unchecked", "Verb", "Version", "Worker",
 ]  # fmt: skip
 
 # Late: pydantic takes a while for all of them, and most who import one need no others.

@@ -103,6 +103,17 @@ class Result(Answer):
     """
 
 
+class Difference(Answer):
+    """A field of a restart's spec that is not as its parent's."""
+
+    pointer: str
+    before: Any
+    """The parent's value, cut at 200 characters; null: not set. Of a dataset both values may be
+    the same: its file is another one by now."""
+    after: Any
+    """The value of the restart."""
+
+
 class Carry(Answer):
     """What a restarted run takes over from its parent."""
 
@@ -111,7 +122,7 @@ class Carry(Answer):
     starts_anew: tuple[str, ...] = ()
     """What begins from the start."""
     changed: tuple[str, ...] = ()
-    """JSON Pointers of the changes that decided it."""
+    """JSON Pointers of every change, into the spec."""
     why: str = ""
     """Why this is expected, as a sentence; the trainer compares the checkpoint with the model."""
     step: int | None = None
@@ -218,6 +229,9 @@ class Run(Answer):
     diagnosis: Document | None
     carry: Carry | None = None
     """For a restarted run: what it takes over."""
+    differences: tuple[Difference, ...] | None = None
+    """For a restarted run: every change of `carry.changed` with both values; null: no restart, or
+    one of an earlier version."""
     accepted_risks: list[str]
     """Codes of the rules that found something and that the run's `accept_risks` overrides."""
     allowed_actions: list[str]

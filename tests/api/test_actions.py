@@ -158,7 +158,10 @@ def test_what_was_learned_on_another_file_is_not_carried_on_as_if_it_were_the_sa
     longer = {"patch": {"training": {"epochs": 3}}}
     child = api.post(f"/runs/{run_id}/restart", json=longer).json()
     assert child["carry"]["kind"] == "weights"
-    assert child["carry"]["changed"] == ["/data/dataset"]
+    assert child["carry"]["changed"] == ["/data/dataset", "/training/epochs"]
+    file, epochs = child["differences"]
+    assert file == {"pointer": "/data/dataset", "before": "weather", "after": "weather"}
+    assert epochs == {"pointer": "/training/epochs", "before": 1, "after": 3}
 
 
 def test_a_file_with_other_arrays_under_the_same_name_needs_scratch(api, run_id, player):

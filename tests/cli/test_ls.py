@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from app.cli.filters import moment
-from app.cli.output import print_table
+from app.cli.output import print_table, restart_facts, restart_line
 from app.cli.runs import _fitted, why_they_wait
 from app.spec.installed import INSTALLED
 from app.spec.run import SPEC_VERSION
@@ -186,6 +186,24 @@ def test_runs_of_one_script_are_told_apart_by_their_arguments(capsys, monkeypatc
         "arguments", "–", "1", "–",
     ]  # fmt: skip
     assert "arguments" not in _fitted([script(1), script(2, argv=None)], 100)[0]
+
+
+def test_restarts_say_what_they_change_as_far_as_there_is_room():
+    lr = {"pointer": "/optimizer/lr", "before": 0.1, "after": 0.01}
+    file = {"pointer": "/data/dataset", "before": "weather", "after": "weather"}
+    child = script(2, argv=None, parent_id=1, differences=[file, lr])
+    runs = [child, script(1, argv=None, parent_id=None, differences=None)]
+    headers, rows = _fitted(runs, 200)
+    assert headers[-1] == "restart of"
+    assert [row[-1] for row in rows] == ["1: data.dataset: another file, optimizer.lr=0.01", None]
+    for room in range(60, 120):
+        headers, rows = _fitted(runs, room)
+        widths = [max(len(str(one or "–")) for one in column)
+                  for column in zip(headers, *rows, strict=True)]  # fmt: skip
+        assert sum(widths) + 2 * (len(widths) - 1) <= room
+    assert _fitted(runs, 80)[1][0][-1] == "1: data.dataset: anot…"
+    old = {"parent_id": 1, "differences": None, "carry": {"changed": ["/optimizer/lr"]}}
+    assert (restart_line(old), restart_facts(old)) == ("1", "1; different: optimizer.lr")
 
 
 def test_arguments_that_few_runs_have_go_before_the_loss():

@@ -284,6 +284,24 @@ def test_restart_with_changes(cli, api, run_id):
     assert f"restarted as  {child['id']}" in cli("show", str(run_id)).out
 
 
+def test_show_and_ls_tell_how_a_restart_differs(cli, api, run_id):
+    cli("edit", str(run_id), "--name", "renamed")
+    cli("stop", str(run_id))
+    begin = ("restart", str(run_id), "--from", "scratch", "--json")
+    changes = ("--set", "optimizer.lr=0.01", "--set", "training.batch_size=8")
+    child = cli(*begin, *changes).document
+    assert child["carry"]["changed"] == ["/optimizer/lr", "/training/batch_size"]
+    said = f"restart of {run_id}; optimizer.lr 0.001 → 0.01, training.batch_size 128 → 8"
+    assert said in " ".join(cli("show", str(child["id"])).out.split())
+    header, first, *_ = cli("ls").out.splitlines()
+    assert header.rstrip().endswith("restart of")
+    assert first.rstrip().endswith(f"{run_id}: optimizer.lr=0.01, training.batch_size=8")
+    same = cli(*begin).document
+    assert (same["carry"]["changed"], same["differences"]) == ([], [])
+    assert f"{run_id}, with the same spec" in cli("show", str(same["id"])).out
+    assert cli("show", str(run_id), "--json").document["differences"] is None
+
+
 def test_restart_explains_what_is_carried(cli, api, run_id):
     cli("stop", str(run_id))
     whole = cli("restart", str(run_id), "--from", "scratch")

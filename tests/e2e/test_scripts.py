@@ -307,7 +307,9 @@ def test_a_restart_may_change_the_parameters_of_a_registered_command(shell: Coun
     too_many = restart(99)
     assert too_many.status_code == 422
     assert too_many.json()["issues"][0]["loc"] == ["recipe", "params", "steps"]
-    child = restart(5).json()["id"]
+    answer = restart(5).json()
+    child = answer["id"]
+    assert answer["carry"]["changed"] == ["/recipe/argv", "/recipe/params/steps"]
     assert shell.service.wait_for_end(child)["state"] == "succeeded"
     documents = shell.service.http.get(f"/runs/{child}/spec").json()
     assert documents["spec"]["recipe"]["argv"][-1] == "5"

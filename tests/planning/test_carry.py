@@ -13,7 +13,7 @@ from app.guard.patching import apply_json_patch, apply_merge_patch
 from app.guard.plan import gap_was_settled, make_plan, settle
 from app.guard.presets.catalog import load_catalog
 from app.guard.resolve import resolve
-from app.planning.carry import carry_between
+from app.planning.carry import LONGEST_VALUE, carry_between, differences_between
 from app.planning.shuffle import Shuffle, stored_shuffle
 from app.recipes.sequence import Sequence
 from app.spec.data import RandomSplit
@@ -95,8 +95,30 @@ def test_another_loader_carries_the_whole_state_where_the_order_is_the_same(befo
             assert set(changed) <= set(found.changed)
 
 
-def test_the_answer_names_what_decided():
-    assert carry({"training": {"batch_size": 64, "epochs": 7}}).changed == ("/training/batch_size",)
+def test_every_change_is_named_and_what_decided_among_them():
+    plan = carry({"training": {"batch_size": 64, "epochs": 7}, "name": "again"})
+    assert plan.changed == ("/name", "/training/batch_size", "/training/epochs")
+    assert plan.decided == ("/training/batch_size",)
+    assert plan.why == "The model has the same shape, but training.batch_size changed."
+    assert [(one.before, one.after) for one in plan.differences[1:]] == [(128, 64), (5, 7)]
+    shape = carry({"recipe": {"hidden_size": 32}, "optimizer": {"lr": 0.01}})
+    assert shape.changed == ("/optimizer/lr", "/recipe/hidden_size")
+    assert shape.decided == ("/recipe/hidden_size",)
+    whole = carry({"training": {"epochs": 7}, "priority": 3})
+    assert (whole.changed, whole.decided) == (("/priority", "/training/epochs"), ())
+
+
+def test_the_differences_of_a_script_are_named_too():
+    before = {"recipe": {"kind": "script", "params": {"lr": 0.1}}, "policy": {"max_retries": 3}}
+    after = {"recipe": {"kind": "script", "params": {"lr": 0.2}}, "policy": {"max_retries": 3}}
+    (one,) = differences_between(before, after)
+    assert (one.pointer, one.before, one.after) == ("/recipe/params/lr", 0.1, 0.2)
+
+
+def test_a_long_value_of_a_difference_is_cut():
+    (one,) = carry({"notes": "x" * 5_000}).differences
+    assert len(one.after) == LONGEST_VALUE + 1
+    assert one.before == ""
 
 
 def test_json_patch_operations_apply_to_the_request():

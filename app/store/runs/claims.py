@@ -17,7 +17,7 @@ from sqlalchemy import (
 )
 
 from app.lifecycle import RunState
-from app.planning.carry import only_weights
+from app.planning.carry import Difference, only_weights
 from app.planning.requirements import ON_GPU, SlotOffer, SlotUse, uses_of
 from app.store.datasets import other_data, pin_datasets
 from app.store.live_workers import require_alive
@@ -167,7 +167,9 @@ def _lower_carry(connection: Connection, run: Row[Any], others: Collection[str])
     if not others:
         return
     changed = "/data/dataset" if run.dataset in others else "/data/split"
-    carry = only_weights((*run.carry["changed"], changed))
+    known = [Difference(**one) for one in run.carry.get("differences", ())]
+    differences = (*known, Difference(changed, run.dataset, run.dataset))
+    carry = only_weights((changed,), differences)
     connection.execute(update(runs).where(runs.c.id == run.id).values(carry=carry.as_json()))
 
 
