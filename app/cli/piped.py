@@ -5,6 +5,7 @@ import re
 import select
 import shlex
 import stat
+import sys
 import time
 from pathlib import Path
 
@@ -63,10 +64,9 @@ def _source(*, is_inherited_too: bool) -> os.stat_result | None:
     """Describes standard input if it is a file or a pipe for this command. What the calling shell
     reads as well is left to it: `while read x; do stoker run …; done < list` has to go on.
     """
-    try:
-        own = os.fstat(0)
-    except OSError:  # it is closed
+    if sys.stdin is None:  # it was closed; another file may have its number by now
         return None
+    own = os.fstat(0)
     if not (stat.S_ISREG(own.st_mode) or stat.S_ISFIFO(own.st_mode) or stat.S_ISSOCK(own.st_mode)):
         return None
     if is_inherited_too or not _is_of_caller(own):

@@ -67,9 +67,11 @@ def set_by_stoker(variables: Sequence[str]) -> list[Issue]:
     ]
 
 
-def gpus_of_shell(gpus: str | None) -> list[Issue]:
-    """Warns where the shell had chosen GPUs. `gpus`: its CUDA_VISIBLE_DEVICES, None if unset."""
-    if gpus is None:
+def gpus_of_shell(spec: ScriptSpec, gpus: str | None) -> list[Issue]:
+    """Warns if the shell had chosen GPUs, and the run may get others. `gpus`: its
+    CUDA_VISIBLE_DEVICES, None if unset.
+    """
+    if gpus is None or spec.runtime.gpus == 0:
         return []
     return [
         Issue(

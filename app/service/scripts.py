@@ -90,13 +90,14 @@ def plan_script(
 ) -> RunPlan:
     """The plan of a request for a script; nothing is stored."""
     issues = [*decided_by_script(request), *_admitted(request, settings, admission)]
-    issues += [*set_by_stoker(admission.env), *gpus_of_shell(admission.gpus_of_shell)]
+    issues += set_by_stoker(admission.env)
     filled, found = _filled(request, settings)
     spec, wrong = _parsed(filled, request)
     issues += [*found, *(issue for issue in wrong if not _is_covered(issue, issues))]
     if spec is None:
         return RunPlan(request, None, {}, issues)
     took = took_before(profiles, spec, admission.code)
+    issues += gpus_of_shell(spec, admission.gpus_of_shell)
     issues += impossible_gpus(spec, admission.most_gpus)
     issues += impossible_memory(spec, _device(spec), admission.places)
     issues += [*half_told_resume(spec), *preempted_late(spec), *asks_for_less(spec, took)]

@@ -314,7 +314,7 @@ class Runner:
         return rest
 
     def _with_doubts(self, end: ScriptEnd) -> ScriptEnd:
-        """The end of a script that says itself that it ended well, with what speaks against it."""
+        """Adds caveats to an end with exit code 0 if its log, or what was left, contradicts it."""
         if end.reason is not Reason.completed:
             return end
         if (doubt := doubt_of(end_of(self._work.folder / LOG))) is not None:

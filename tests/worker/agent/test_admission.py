@@ -219,3 +219,6 @@ def test_gpus_that_its_shell_had_chosen_are_a_warning(world):
     (issue,) = store.runs.documents(run_id).issues
     assert (issue["code"], issue["severity"]) == ("gpus_of_shell", "warning")
     assert "CUDA_VISIBLE_DEVICES=3" in issue["message"]
+    without = asked | {"request": {**REQUEST, "runtime": {"gpus": 0}}}
+    run_id = ask(listening, json.dumps(without).encode() + b"\n")["run"]
+    assert not store.runs.documents(run_id).issues, "it asks for none"
