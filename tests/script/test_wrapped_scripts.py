@@ -36,6 +36,8 @@ WRAPPERS = {
     "in the background": f"{TRAIN} &\nwait",
     "its output by a process": f"exec > >(tee log)\n{TRAIN}\ntrue",
     "fed by a pipe": f"sleep 600 | {TRAIN}",
+    "another shell": f"exec sh -c '{TRAIN}; true'",
+    "it ignores the signal": f"trap '' TERM\n{TRAIN}\ntrue",
     "a python that reads": f"{TRAIN} | {PYTHON} -c 'import sys; print(sys.stdin.read())'",
 }
 

@@ -84,7 +84,8 @@ class Stopping:
         pythons = [one for one in below if _is_python(one)]
         # A wrapper of a Python saves nothing, nor does one that feeds it by a pipe.
         writers = pythons or [one for one in below if not _runs_python(one)]
-        self._has_cut |= not all(_handles(one, self._number) for one in writers)
+        masks = "SigCgt", "SigIgn"
+        self._has_cut |= not all(_has_in(one, self._number, *masks) for one in writers)
         for process in targets:
             self._send(process)
 
@@ -105,7 +106,7 @@ def _targets(process: psutil.Process, number: int) -> list[psutil.Process]:
     """
     if not _is_shell(process):
         return [process]
-    is_handled = _handles(process, number)
+    is_handled = _has_in(process, number, "SigCgt")
     if is_handled and number != signal.SIGINT:
         return [process]
     below = [one for head in _heads(_children(process)) for one in _targets(head, number)]
@@ -157,14 +158,14 @@ def _status(process: psutil.Process) -> str:
         return psutil.STATUS_ZOMBIE
 
 
-def _handles(process: psutil.Process, number: int) -> bool:
-    """True if the process has a handler for the signal, or ignores it."""
+def _has_in(process: psutil.Process, number: int, *masks: str) -> bool:
+    """True if one of these masks of /proc/PID/status has the signal."""
     try:
         text = Path(f"/proc/{process.pid}/status").read_text()
     except OSError:  # it has just ended
         return False
-    masks = re.findall(r"^Sig(?:Cgt|Ign):\s*([0-9a-f]+)", text, re.MULTILINE)
-    return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
+    lines = (line.partition(":") for line in text.splitlines())
+    return any(name in masks and int(mask, 16) >> (number - 1) & 1 for name, _, mask in lines)
 
 
 def _executable(process: psutil.Process) -> str:
