@@ -200,6 +200,13 @@ def test_other_ends_of_a_log_are_none(stage: Stage, log: str):
     assert "caveats" not in stage.run("cat", "text")["result"]
 
 
+@pytest.mark.parametrize(("lines", "is_doubtful"), [(1, True), (3, True), (4, False)])
+def test_a_shell_may_print_more_after_an_error(stage: Stage, lines: int, *, is_doubtful: bool):
+    script = f"{PYTHON} nope.py\nfor i in $(seq {lines}); do echo line $i; done"
+    end = stage.run("bash", "-c", script)
+    assert ("caveats" in end["result"]) is is_doubtful
+
+
 def test_a_signal_below_a_shell_is_named(stage: Stage):
     end = stage.run("bash", "-c", f"{PYTHON} -c 'import os; os.kill(os.getpid(), 9)'; exit $?")
     assert "exit code 137 (128 + 9: SIGKILL of a process below the shell)" in end["message"]

@@ -47,6 +47,7 @@ RAISED = re.compile(
     r"(?:\n[ \t].*|\n)*\n([A-Za-z_][\w.]*(?:: .*)?)"
     r"(?:\n(?:[ \t].*|CUDA kernel errors .*|For debugging .*|Compile with .*)?)*"
 )
+LINES_AFTER = 3
 # Python without its script or module, a program that is not there, a process that a signal ended,
 # and an error in the script's own text.
 NOT_STARTED = re.compile(
@@ -103,22 +104,30 @@ def signal_below(code: int) -> signal.Signals | None:
     return signal.Signals(number) if 0 < number <= signal.SIGSYS else None
 
 
-def doubt_of(log: bytes) -> str | None:
+def doubt_of(log: bytes, *, by_shell: bool) -> str | None:
     """Returns a sentence if the end of a log contradicts an exit code of 0: it is a traceback, or a
-    shell's or an interpreter's error.
+    shell's or an interpreter's error. A shell script may print a few lines after that.
     """
-    text = ESCAPES.sub("", log.decode("utf-8", "replace")).rstrip()
-    last = text.rpartition("\n")[2].strip()
-    _, is_there, trace = text.rpartition(TRACEBACK)
-    if is_there and (raised := RAISED.fullmatch(trace)) is not None:
-        last = raised[1]
-    elif NOT_STARTED.search(last) is None:
+    lines = ESCAPES.sub("", log.decode("utf-8", "replace")).rstrip().split("\n")
+    after = LINES_AFTER if by_shell else 0
+    ends = ("\n".join(lines[: len(lines) - left_out]) for left_out in range(after + 1))
+    error = next((found for end in ends if (found := _error_at(end))), None)
+    if error is None:
         return None
     return (
-        f"Exit code 0 may hide a failure: the log ends with an error ({last[:LONGEST_LAST_LINE]}). "
-        "In a pipe such as `python train.py | tee log` the last command's code counts: put `set -o "
-        "pipefail` before it, and `set -e` at the head of a shell script."
+        f"Exit code 0 may hide a failure: the log ends with an error ({error[:LONGEST_LAST_LINE]})."
+        " In a pipe such as `python train.py | tee log` the last command's code counts: put `set -o"
+        " pipefail` before it, and `set -e` at the head of a shell script."
     )
+
+
+def _error_at(text: str) -> str | None:
+    """Returns the error that is at the end of the text."""
+    _, is_there, trace = text.rpartition(TRACEBACK)
+    if is_there and (raised := RAISED.fullmatch(trace.rstrip())) is not None:
+        return raised[1]
+    last = text.rstrip().rpartition("\n")[2].strip()
+    return last if NOT_STARTED.search(last) else None
 
 
 def with_doubts(end: ScriptEnd, doubts: Sequence[str]) -> ScriptEnd:

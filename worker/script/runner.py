@@ -280,7 +280,7 @@ class Runner:
         times = took, ended
         end = self._end(code, times, progress, grace_over=grace_over, has_moved=has_moved)
         if self._stop_at is None:
-            return beginning.judge(self._with_doubts(end), code)
+            return beginning.judge(self._with_doubts(end, by_shell=stopping.by_shell), code)
         newest = saved.known_step if saved.folders else beginning.step
         return with_what_is_lost(end, progress.step, newest)
 
@@ -313,11 +313,12 @@ class Runner:
             self._doubts.append(message)
         return rest
 
-    def _with_doubts(self, end: ScriptEnd) -> ScriptEnd:
+    def _with_doubts(self, end: ScriptEnd, *, by_shell: bool) -> ScriptEnd:
         """Adds caveats to an end with exit code 0 if its log, or what was left, contradicts it."""
         if end.reason is not Reason.completed:
             return end
-        if (doubt := doubt_of(end_of(self._work.folder / LOG))) is not None:
+        log = end_of(self._work.folder / LOG)
+        if (doubt := doubt_of(log, by_shell=by_shell)) is not None:
             self._warn("may_have_failed", doubt)
             self._doubts.append(doubt)
         return with_doubts(end, self._doubts)

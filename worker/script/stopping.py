@@ -38,7 +38,8 @@ class Stopping:
         self._sent: set[psutil.Process] = set()
         self._first: set[psutil.Process] = set()  # those that lived when it began
         self._has_cut = False  # the signal went to one below a shell that does not handle it
-        self._by_shell = _is_shell(psutil.Process(leader.pid))
+        self.by_shell = _is_shell(psutil.Process(leader.pid))
+        """True if the leader is a shell."""
 
     def begin(self) -> None:
         """Sends the signal to the leader, or past a shell to its children."""
@@ -75,7 +76,7 @@ class Stopping:
         """True if one that may have been writing a save did not end by itself. `code`: the
         leader's, which says nothing of what a shell has left behind.
         """
-        if rest.commands and (code != 0 or self._by_shell):
+        if rest.commands and (code != 0 or self.by_shell):
             return self._has_cut or not rest.ended_well
         return self._has_cut or code != 0
 
