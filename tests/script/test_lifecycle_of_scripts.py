@@ -159,6 +159,29 @@ def test_a_file_that_cannot_be_started_says_what_is_wrong_with_it(
     assert way.format(path=path) in end["message"]
 
 
+@pytest.mark.parametrize(
+    ("text", "argv"),
+    [
+        ("#!/usr/bin/env python3\r\nprint(1)\r\n", ("{path}",)),
+        ("cd /tmp\r\nexit\r\n", ("bash", "-e", "start")),
+    ],
+    ids=["env", "bash"],
+)
+def test_a_file_with_lines_of_windows_says_so_when_it_fails(stage: Stage, text: str, argv):
+    path = stage.cwd / "start"
+    path.write_bytes(text.encode())
+    path.chmod(0o755)
+    argv = [word.format(path=path) for word in argv]
+    end = stage.run(*argv)
+    assert end["reason"] == "spec_error"
+    assert f"Take the CR out: `sed -i 's/\\r$//' {argv[-1]}`." in end["message"]
+
+
+def test_a_python_that_reads_lines_of_windows_fails_for_another_reason(stage: Stage):
+    stage.write("import sys\r\nsys.exit(3)\r\n")
+    assert "CR LF" not in stage.run()["message"]
+
+
 @pytest.mark.parametrize("program", ["/no/such/program", "/etc"])
 def test_a_program_that_is_not_there_is_a_sentence(stage: Stage, program: str):
     end = stage.run(program)

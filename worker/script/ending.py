@@ -13,6 +13,7 @@ from app.lifecycle import Reason
 from stoker.script import LOG
 from worker.reporting import ESCAPES, LONGEST_LAST_LINE, last_line
 from worker.script.event_log import FULL
+from worker.script.not_started import on_windows_lines
 from worker.script.work import ScriptWork
 
 OUT_OF_MEMORY = re.compile(r"CUDA out of memory|OutOfMemoryError|CUDA error: out of memory")
@@ -166,8 +167,10 @@ def end_by_itself(
         why = "A run has nothing on its standard input"
         if work.has_stdin:
             why = "It has read all that was piped to `stoker run`"
-        advice = "take answers as arguments, and no breakpoints."
-        return ScriptEnd(for_good, f"{told}{hint} {why}: {advice}", result)
+        why += ": take answers as arguments, and no breakpoints."
+        return ScriptEnd(for_good, f"{told}{hint} {why}", result)
+    if code > 0 and (advice := on_windows_lines(work.argv, work.cwd)) is not None:
+        return ScriptEnd(for_good, f"{told}{hint} {advice}", result)
     lacking = NO_MODULE.search(last)
     if code > 0 and lacking is not None:
         # On a later attempt a drive may not be mounted yet: then it is tried again as usual.

@@ -3,9 +3,11 @@
 import errno
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from worker.regular_files import open_regular
+from worker.script.stopping import SHELL
 
 FIRST_BYTES = 256
 ELF = b"\x7fELF"
@@ -36,6 +38,21 @@ def why_not_started(argv: Sequence[str], cwd: Path, error: OSError) -> Explanati
     if error.errno == errno.ENOEXEC and not head.startswith(ELF):
         return f"{failed}: no first line says what runs it (#!).", named
     return f"{failed}: {why}.", "It may be a program for another machine, or lack its loader."
+
+
+def on_windows_lines(argv: Sequence[str], cwd: Path) -> str | None:
+    """Returns what to do if the file that a shell or a first line runs has lines that end in CR LF.
+    `#!/usr/bin/env python3` starts then, and fails.
+    """
+    is_shell = SHELL.fullmatch(Path(argv[0]).name) is not None
+    files = [word for word in argv[1:] if not word.startswith("-")][:1] if is_shell else [argv[0]]
+    for file in files:
+        with suppress(OSError), open_regular(cwd / file) as opened:
+            line = opened.readline(FIRST_BYTES)
+            if line.endswith(b"\r\n") and (is_shell or line.startswith(b"#!")):
+                way = f"`sed -i 's/\\r$//' {shlex.quote(file)}`"
+                return f"The lines of {file} end in CR LF, as on Windows. Take the CR out: {way}."
+    return None
 
 
 def _of_first_line(head: bytes, argv: Sequence[str], error: OSError) -> Explanation:
