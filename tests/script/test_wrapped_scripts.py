@@ -150,11 +150,11 @@ def test_what_is_left_in_the_background_is_a_doubt(stage: Stage):
 def test_a_helper_that_ends_by_itself_is_none(stage: Stage):
     """As that of multiprocessing does, when its pipe ends."""
     stage.write(
-        "import os, subprocess, sys\n"
-        "reader, writer = os.pipe()\n"
-        "code = 'import sys, time; sys.stdin.read(); time.sleep(0.1)'\n"
-        "subprocess.Popen([sys.executable, '-c', code], stdin=reader)\n"
-        "print('ready', flush=True)\n"
+        "import subprocess, sys\n"
+        "code = 'import sys; print(1, flush=True); sys.stdin.read()'\n"
+        "pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE)\n"
+        "helper = subprocess.Popen([sys.executable, '-c', code], **pipes)\n"
+        "helper.stdout.readline()\n"
     )
     end = stage.run()
     assert "caveats" not in end["result"]
