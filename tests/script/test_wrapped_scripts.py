@@ -125,8 +125,20 @@ def test_a_training_that_dies_of_the_signal_may_have_cut_its_save(stage: Stage):
     assert [one["code"] for one in stage.events("warning")] == ["checkpoint_not_whole"]
 
 
+def test_a_reader_that_does_not_end_is_killed_and_the_save_is_kept(stage: Stage):
+    stage.write(SAVES_LATE)
+    script = f"{TRAIN} | (cat; sleep 600)"
+    runner = stage.start("bash", "-c", script, checkpoints=["out/step-*"], grace_seconds=6.0)
+    stage.until_log_has("ready")
+    end = stage.stop(runner)
+    assert end["reason"] == "killed"
+    assert "caught 1" in stage.log()
+    assert [one["action"] for one in stage.events("checkpoint")] == ["saved"]
+    assert not stage.events("warning")
+
+
 def test_one_that_outlives_a_wrapper_judges_its_own_save(stage: Stage):
-    """`env` passes nothing on, as `conda run` does not."""
+    """A Python that waits for it passes nothing on, as `conda run` does not."""
     stage.write(SAVES_LATE)
     code = f"import subprocess; subprocess.run(['{PYTHON}', 'train.py'])"
     runner = stage.start(PYTHON, "-c", code, checkpoints=["out/step-*"])

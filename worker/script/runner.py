@@ -259,7 +259,7 @@ class Runner:
                 self._ask_to_stop(stopping, why)
             grace_over = self._stop_at is not None and now > self._stop_at + work.grace_seconds
             if grace_over:
-                kill_all(leader)
+                stopping.kill()
             self._signals.wait(leader, LOOK_SECONDS / 2)
         code = leader.returncode()
         took = (ended := time.monotonic()) - self._began

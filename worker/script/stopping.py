@@ -37,6 +37,8 @@ class Stopping:
         self._leader, self._number = leader, number
         self._sent: set[psutil.Process] = set()
         self._first: set[psutil.Process] = set()  # those that lived when it began
+        self._writers: list[psutil.Process] = []
+        self._has_saved = False  # they had ended by themselves when the rest was killed
         self._has_cut = False  # the signal went to one below a shell that does not handle it
         self.by_shell = _is_shell(psutil.Process(leader.pid))
         """True if the leader is a shell."""
@@ -53,6 +55,12 @@ class Stopping:
         new = [one for one in _targets(leader, self._number) if one not in self._first]
         if new:
             self._send_all([leader, *new])
+
+    def kill(self) -> None:
+        """Kills all that is left when the grace time is over."""
+        alive = any(_status(one) != psutil.STATUS_ZOMBIE for one in self._writers)
+        self._has_saved |= bool(self._writers) and not alive and not self._has_cut
+        kill_all(self._leader)
 
     def end_rest(self, deadline: float, *, at_once: bool) -> Rest:
         """Ends what the leader left behind: the signal now, or after a moment if not `at_once`, and
@@ -76,6 +84,8 @@ class Stopping:
         """True if one that may have been writing a save did not end by itself. `code`: the
         leader's, which says nothing of what a shell has left behind.
         """
+        if self._has_saved:
+            return False
         if rest.commands and (code != 0 or self.by_shell):
             return self._has_cut or not rest.ended_well
         return self._has_cut or code != 0
@@ -85,6 +95,7 @@ class Stopping:
         pythons = [one for one in below if _is_python(one)]
         # A wrapper of a Python saves nothing, nor does one that feeds it by a pipe.
         writers = pythons or [one for one in below if not _runs_python(one)]
+        self._writers += writers
         masks = "SigCgt", "SigIgn"
         self._has_cut |= not all(_has_in(one, self._number, *masks) for one in writers)
         for process in targets:
