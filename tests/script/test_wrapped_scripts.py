@@ -52,7 +52,7 @@ def test_the_training_gets_the_signal_once_and_its_save_is_kept(stage: Stage, sc
     assert end["reason"] == "interrupted"
     assert "ended with exit code 0" in end["message"]
     assert "caught 1" in stage.log()
-    assert [one["action"] for one in stage.events("checkpoint")] == ["saved"]
+    assert [one["provisional"] for one in stage.events("checkpoint")][-1] is False
     assert not stage.events("warning")
 
 
@@ -126,14 +126,15 @@ def test_a_training_that_dies_of_the_signal_may_have_cut_its_save(stage: Stage):
 
 
 def test_a_reader_that_does_not_end_is_killed_and_the_save_is_kept(stage: Stage):
-    stage.write(SAVES_LATE)
+    """It is the first of a folder, which nothing proves but the end of its writer."""
+    stage.write(SAVES_LATE.replace("time.sleep(0.5)", ""))
     script = f"{TRAIN} | (cat; sleep 600)"
-    runner = stage.start("bash", "-c", script, checkpoints=["out/step-*"], grace_seconds=6.0)
+    runner = stage.start("bash", "-c", script, checkpoints=["out/step-*"], grace_seconds=2.0)
     stage.until_log_has("ready")
     end = stage.stop(runner)
     assert end["reason"] == "killed"
     assert "caught 1" in stage.log()
-    assert [one["action"] for one in stage.events("checkpoint")] == ["saved"]
+    assert [one["provisional"] for one in stage.events("checkpoint")][-1] is False
     assert not stage.events("warning")
 
 
