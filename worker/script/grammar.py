@@ -243,7 +243,7 @@ class _Plan(NamedTuple):
         if self.epoch_index is not None:
             epoch = float(found[self.epoch_index])
         values = {name: float(found[index]) for name, index in self.numbers}
-        report = Report.__new__(Report)  # five times as fast as copy.copy
+        report = Report.__new__(Report)  # copy.copy takes three times as long
         vars(report).update(vars(like), values=values, epoch=epoch, count=count, total=total)
         return report
 
