@@ -1,9 +1,11 @@
 """The code of a command as it is now: what git says of it, and a copy where one is asked for."""
 
+import difflib
 import os
 import re
 import secrets
 import shutil
+import stat
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -13,16 +15,22 @@ from app.errors import InvalidRequest
 # What came with one submission is kept under such a key: the copy of its code, its environment.
 KEY = re.compile(r"[0-9a-f]{32}")
 DIFF_BYTES = 2**20
+# Code and settings; a script may write its other files itself.
+SOURCES = frozenset({".py", ".sh", ".bash", ".yaml", ".yml", ".toml", ".cfg", ".ini"})
+MOST_SOURCES = 100
+SOURCES_BYTES = 2**18
 MOST_NAMES = 1_000
 GIT_SECONDS = 20.0
 
 
 def code_state(folder: Path, argv: list[str]) -> dict[str, Any]:
     """`git_sha`, whether it is `dirty`, the `diff` (1 MiB at most) and its `diff_bytes`,
-    `untracked` names, `argv`; which `repository` it is, and which `folder` of it.
+    `untracked` names, `argv`; which `repository` it is, and which `folder` of it; `sources`, the
+    texts of the code that git does not know, by path.
     """
     known: dict[str, Any] = dict.fromkeys(("git_sha", "dirty", "diff", "diff_bytes"))
     known |= {"untracked": [], "argv": argv, "repository": None, "folder": None}
+    known["sources"] = _sources(folder, argv)
     found = _git(folder, "rev-parse", "HEAD", "--git-common-dir", "--show-prefix")
     if found is None:
         return known
@@ -41,6 +49,58 @@ def code_state(folder: Path, argv: list[str]) -> dict[str, Any]:
         "repository": str((folder / common).resolve()),  # of a copy, that of the original
         "folder": inside,
     }
+
+
+def changes_since(before: dict[str, Any], folder: Path) -> dict[str, Any] | None:
+    """The code state now if it differs from an earlier one; its `diff` has the changed sources too.
+
+    None: it is the same, or cannot be read: the folder is not there, or git is not.
+    """
+    now = code_state(folder, list(before["argv"]))
+    if before["git_sha"] is not None and now["git_sha"] is None:
+        return None
+    was, sources = before.get("sources") or {}, now["sources"]
+    edited = [path for path in was if path in sources and sources[path] != was[path]]
+    by_git = ("git_sha", "diff") if before["git_sha"] is not None else ()
+    if not edited and all(now[name] == before[name] for name in by_git):
+        return None
+    diffs = [now["diff"] or "", *(_diff_of(path, was[path], sources[path]) for path in edited)]
+    return {**now, "diff": _cut("".join(diffs))}
+
+
+def _diff_of(path: str, before: str, after: str) -> str:
+    was, now = (text.splitlines(keepends=True) for text in (before, after))
+    lines = difflib.unified_diff(was, now, f"a/{path}", f"b/{path}")
+    return "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
+
+
+def _sources(folder: Path, argv: list[str]) -> dict[str, str]:
+    """The code that a command names and the Python files beside it, except for what git tracks."""
+    named = [folder / word for word in argv if Path(word).suffix in SOURCES]
+    beside = [path for one in named[:1] for path in sorted(one.parent.glob("*.py"))]
+    paths = {os.path.relpath(path, folder): None for path in [*named, *beside][:MOST_SOURCES]}
+    tracked = set((_git(folder, "ls-files", "-z", "--", *paths) or "").split("\0"))
+    texts: dict[str, str] = {}
+    room = SOURCES_BYTES
+    for path in paths:
+        text = None if path in tracked else _text_of(folder / path, room)
+        if text is not None:
+            texts[path] = text
+            room -= len(text)
+    return texts
+
+
+def _text_of(path: Path, most: int) -> str | None:
+    """The text of a regular file; None for one that is larger, or cannot be read."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb") as file:
+            known = os.fstat(descriptor)
+            if not stat.S_ISREG(known.st_mode) or known.st_size > most:
+                return None
+            return file.read(most).decode("utf-8", "replace").replace("\0", "\ufffd")
+    except OSError:
+        return None
 
 
 def _cut(diff: str) -> str:

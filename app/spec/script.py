@@ -314,6 +314,7 @@ class SubmittedCode(SpecModel):
     argv: list[str] = Field(default_factory=list)
     repository: str | None = None
     folder: str | None = None
+    sources: dict[str, str] = Field(default_factory=dict)
 
 
 def is_script(document: Any) -> bool:

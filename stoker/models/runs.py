@@ -310,7 +310,8 @@ class RunDocuments(Answer):
 
     code: Document | None = None
     """Of a script, the code as it was when it was submitted: `git_sha`, `dirty`, `diff`,
-    `diff_bytes`, `untracked`, `argv`, `repository`, `folder`.
+    `diff_bytes`, `untracked`, `argv`, `repository`, `folder`, and `sources`: the texts of code
+    that git does not know, by path.
     """
 
     request: Document

@@ -22,12 +22,14 @@ def in_words(answer: Answer) -> str:
 
 
 @pytest.mark.timeout(120)
-def test_an_edit_while_it_waits_is_told_and_shown(cli, up, tmp_path, monkeypatch):
+@pytest.mark.parametrize("in_git", [True, False])
+def test_an_edit_while_it_waits_is_told_and_shown(cli, up, tmp_path, monkeypatch, in_git):
     project = tmp_path / "project"
     project.mkdir()
     script = project / "train.py"
     script.write_text("import time\ntime.sleep(1.5)\nprint('first')\n")
-    committed(project)
+    if in_git:
+        committed(project)
     monkeypatch.chdir(project)
     holds = cli("run", "--json", "--", "sleep", "600").document["id"]
     run_id = cli("run", "--json", "--", sys.executable, "train.py").document["id"]
@@ -38,12 +40,16 @@ def test_an_edit_while_it_waits_is_told_and_shown(cli, up, tmp_path, monkeypatch
     end = f"It ran code that was edited after it was queued; `stoker show {run_id} --diff`"
     assert end in in_words(watched)
     shown = in_words(cli("show", str(run_id)))
-    assert f"code that ran commit {git(project, 'rev-parse', 'HEAD')[:12]}. The code has" in shown
+    if in_git:
+        commit = f"commit {git(project, 'rev-parse', 'HEAD')[:12]}"
+    else:
+        commit = "code in no git repository"
+    assert f"code that ran {commit}. The code has" in shown
     diff = cli("show", str(run_id), "--diff").out
     assert diff.startswith("# The code has changed since the command was submitted")
     assert "+print('second')" in diff
     (project / "ran.diff").write_text(diff)
-    git(project, "checkout", "--quiet", "train.py")
+    script.write_text(script.read_text().replace("second", "first"))
     git(project, "apply", "ran.diff")
     assert "second" in script.read_text()
 

@@ -119,7 +119,8 @@ def _require_database(database_id: Any, store: Store) -> None:
 def checked_code(code: Any) -> Document:
     """What git said of the code, as `app.codestate` tells it. InvalidRequest."""
     try:
-        return SubmittedCode.model_validate(code).model_dump()
+        known = SubmittedCode.model_validate(code)
+        return known.model_dump(exclude=None if known.sources else {"sources"})
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "it"

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from app.codestate import code_state
+from app.codestate import changes_since
 from app.lifecycle import Reason
 from stoker.script import CONFIG, FINISHED, LOG
 from worker.launch.launcher import PR_SET_CHILD_SUBREAPER, prctl
@@ -220,11 +220,8 @@ class Runner:
     def _tell_changes(self) -> None:
         """Whether the code is another one by now than that which was submitted."""
         before = self._work.code
-        if not before or not before.get("git_sha"):
-            return
-        now = code_state(self._work.cwd, list(before["argv"]))
-        is_known = now["git_sha"] is not None  # else the folder is not there, or git is not
-        if not is_known or all(now[name] == before.get(name) for name in ("git_sha", "diff")):
+        now = None if not before else changes_since(before, self._work.cwd)
+        if not before or now is None:
             return
         message = "The code has changed since the command was submitted, and runs as it is now."
         told = {"git_sha": now["git_sha"], "was": before["git_sha"], "diff": now["diff"]}
