@@ -207,7 +207,7 @@ class TestOfItsFields:
         ("recipe", "field"),
         [
             ({"resume": "--go"}, "resume"),
-            ({"resume": "--go {step}"}, "resume"),
+            ({"resume": "--go {epoch}"}, "resume"),
             ({"resume": "--go '{checkpoint}"}, "resume"),
             ({"stop_signal": "SIGKILL"}, "stop_signal"),
             ({"stop_signal": "TERM"}, "stop_signal"),
@@ -248,7 +248,7 @@ class TestOfItsFields:
         ("like", "checkpoints"),
         [
             ("hf", ["trainer_output/checkpoint-*"]),  # transformers 5.24, training_args.py
-            ("accelerate", ["./step_*", "./epoch_*"]),
+            ("accelerate", ["./step_*", "./epoch_*", "./checkpoints/checkpoint_*"]),
             ("lightning", ["lightning_logs/version_*/checkpoints/*.ckpt"]),
             ("ultralytics", ["runs/*/*/weights/last.pt"]),
         ],
