@@ -83,24 +83,23 @@ def _local_url(home: Path) -> str:
 
 
 def read_api_file(home: Path) -> Document | None:
-    """`{url, pid}`, which a local API keeps in HOME while it runs; None when it is not there."""
+    """`{url, pid}`, which a local API keeps in HOME while it runs; None when it is not there, or is
+    damaged, as a power cut leaves it: the next API writes it anew.
+    """
     path = home / "api.json"
     try:
-        written = json.loads(path.read_text())
-    except FileNotFoundError:
+        written = json.loads(path.read_bytes())
+    except (FileNotFoundError, ValueError):
         return None
     except OSError as error:
         raise _unreadable(path, error.strerror) from None
-    except ValueError:
-        written = {}
-    if not isinstance(written, dict) or not {"url", "pid"} <= written.keys():
-        raise _unreadable(path, "it is not what an API writes; `stoker up` writes it anew")
-    return written
+    is_whole = isinstance(written, dict) and {"url", "pid"} <= written.keys()
+    return written if is_whole else None
 
 
 def _read_token(path: Path) -> str:
     try:
-        return path.read_text().strip()
+        return path.read_text(errors="replace").strip()
     except OSError as error:
         raise _unreadable(path, error.strerror) from None
 

@@ -18,21 +18,23 @@ def ensure_token(settings: Settings, store: Store) -> None:
         return
     path = settings.token_path
     with suppress(FileNotFoundError):
-        if store.tokens.verify(path.read_text().strip()) is not None:
+        if store.tokens.verify(path.read_text(errors="replace").strip()) is not None:
             path.chmod(0o600)
             return
-        log.warning("the token in HOME is revoked or of another database; a new one replaces it")
+        log.warning("HOME/token is damaged, revoked or of another database; a new one replaces it")
     _, secret = store.tokens.create("default")
     write_atomically(path, secret + "\n", mode=0o600)
     log.info("a token was made; the CLI finds it", path=str(path))
 
 
 def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
-    """Write the whole file or nothing; nobody sees it half written or with a wider mode."""
+    """Write the whole file or nothing, also at a power cut; nobody sees it with a wider mode."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     with suppress(FileNotFoundError):
         part.unlink()
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(descriptor, "w") as file:
         file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     part.replace(path)

@@ -182,7 +182,9 @@ def _start(job: JobRecord, work: Work, now: float) -> JobChild:
         undone.callback(process.wait)
         undone.callback(process.kill)
         for limit, value in work.limits.items():  # they stay through exec
-            resource.prlimit(process.pid, limit, (value, value))
+            _, hard = resource.prlimit(process.pid, limit)
+            most = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            resource.prlimit(process.pid, limit, (most, most))
         child = JobChild(job, work, process, output, os.pidfd_open(process.pid), now + work.seconds)
         undone.pop_all()
         return child

@@ -119,7 +119,8 @@ class Saved:
         self._lacked = dict[str, tuple[Save, frozenset[str]]]()
         """By pattern, the last save that was closed and lacked files of the one before it."""
         self._kept = dict[Paths, dict[str, FileState]]()
-        self._provisional: Save | None = None
+        self._provisional: tuple[Save, Path] | None = None
+        """A kept save that is not proved yet, and its folder."""
         self._newest_kept = newest_kept
         self._steps = {step_of(folder) for folder in past.folders}
         self._copy_at = 0.0
@@ -152,14 +153,13 @@ class Saved:
         try:
             self._look_at_own()
             saves = [s for s in saves_of(self._work) if self._files_before.new_files(s)]
+            before, (step, saved_step) = self._seen, self._steps_now()
+            self._seen = {save.paths: self._seen_as(save, step, saved_step) for save in saves}
+            self._looked_at_step = step
+            if is_last or time.monotonic() >= self._copy_at:
+                self._keep_what_is_due(saves, before, is_last=is_last)
         except OSError as error:
             self.error = error
-            return
-        before, (step, saved_step) = self._seen, self._steps_now()
-        self._seen = {save.paths: self._seen_as(save, step, saved_step) for save in saves}
-        self._looked_at_step = step
-        if is_last or time.monotonic() >= self._copy_at:
-            self._keep_what_is_due(saves, before, is_last=is_last)
 
     def _seen_as(self, save: Save, step: int, saved_step: int) -> _Seen:
         seen = self._seen.get(save.paths)
@@ -251,9 +251,14 @@ class Saved:
 
     def _has_other(self, save: Save) -> bool:
         """True if the run has a checkpoint besides this save."""
-        is_provisional = self._provisional is not None and save.paths == self._provisional.paths
-        others = len(self.folders) - is_provisional
+        others = len(self.folders) - (self._provisional_folder(save) is not None)
         return bool(others or self._past.folders or self._work.restore)
+
+    def _provisional_folder(self, save: Save) -> Path | None:
+        """The folder of an earlier form of this save, if that was kept provisionally."""
+        if self._provisional is None or self._provisional[0].paths != save.paths:
+            return None
+        return self._provisional[1]
 
     def _lacks_again(self, save: Save, lacking: frozenset[str]) -> bool:
         """True if the save before it was closed without the same files: they are not written
@@ -321,20 +326,20 @@ class Saved:
 
     def _confirm_provisional(self, newest: dict[str, Save], *, is_last: bool) -> None:
         """Says that the provisional one is whole if that has shown itself."""
-        save = self._provisional
-        if save is None or (seen := self._seen.get(save.paths)) is None:
+        if self._provisional is None:
             return
-        if seen.save.files != save.files:
+        save, folder = self._provisional
+        seen = self._seen.get(save.paths)
+        if seen is None or not seen.is_same(save):
             return
         if self._is_closed(seen.save, newest, is_last=is_last):
-            manifest = self.folders[-1] / MANIFEST
-            body = parse_manifest(read_regular(manifest, LARGEST_MANIFEST))
-            del body["provisional"]
-            temporary = manifest.with_name(f".{MANIFEST}.tmp")
-            temporary.write_bytes(manifest_bytes(body))
-            temporary.replace(manifest)
             self._provisional = None
             self._note(save, is_proved=True)
+            body = parse_manifest(read_regular(folder / MANIFEST, LARGEST_MANIFEST))
+            del body["provisional"]
+            temporary = folder / f".{MANIFEST}.tmp"
+            temporary.write_bytes(manifest_bytes(body))
+            temporary.replace(folder / MANIFEST)
 
     def _look_at_own(self) -> None:
         """Those that the script made by `stoker`, which are whole once they have their names."""
@@ -354,10 +359,8 @@ class Saved:
                 )
 
     def _keep(self, save: Save, is_proved: bool) -> None:
-        replaced = None
-        if self._provisional is not None and save.paths == self._provisional.paths:
-            replaced = self.folders[-1]
         self._require_room(save)
+        replaced = self._provisional_folder(save)
         step, is_seen = self._step_of(save) if replaced is None else (step_of(replaced), True)
         target = self._work.checkpoints_folder / f"step-{step}"
         temporary = target.with_name(f".{target.name}.tmp")
@@ -393,7 +396,7 @@ class Saved:
         self._note(save, is_proved)
         if replaced is None:
             self._tell(target, step)
-        self._provisional = None if is_proved else save
+        self._provisional = None if is_proved else (save, target)
         self._unkept_at = None
         # Else its name may count epochs, or the script samples.
         seen = self._seen[save.paths]

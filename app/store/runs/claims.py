@@ -168,6 +168,8 @@ def _lower_carry(connection: Connection, run: Row[Any], others: Collection[str])
         return
     changed = "/data/dataset" if run.dataset in others else "/data/split"
     known = [Difference(**one) for one in run.carry.get("differences", ())]
+    if not known:  # asked for by a version that noted no values
+        known = [Difference(pointer, None, None) for pointer in run.carry["changed"]]
     differences = (*known, Difference(changed, run.dataset, run.dataset))
     carry = only_weights((changed,), differences)
     connection.execute(update(runs).where(runs.c.id == run.id).values(carry=carry.as_json()))

@@ -2,6 +2,7 @@
 
 import json
 import re
+import select as waiting
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -104,7 +105,9 @@ def test_every_wait_ends_with_its_connection(
     }
     assert {*waits, "create_run"} == operations_with(server, "wait"), "of each route that waits"
     for count, (method, path, document) in enumerate(waits.values(), 1):
-        send(server, method, path, document).close()
+        with send(server, method, path, document) as connection:
+            answered, _, _ = waiting.select([connection], [], [], 0.5)
+            assert answered == [], "it waits"
         eventually(partial(has_abandoned, server, count), f"{count} requests end")
     player.inspect("later")
     assert sum(store.runs.counts_by_state().values()) == 1, "no child of the restart"
