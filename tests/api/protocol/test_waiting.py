@@ -99,7 +99,7 @@ def test_every_wait_ends_with_its_connection(
         "read_logs": ("GET", f"/runs/{run_id}/logs?wait=300", None),
         "get_dataset": ("GET", "/datasets/later?wait=300", None),
         "register_dataset": ("POST", "/datasets?wait=300", {"name": "new", "path": "new.h5"}),
-        "get_job": ("GET", "/jobs/1?wait=300", None),
+        "get_job": ("GET", "/jobs/2?wait=300", None),
         "export_checkpoint": ("POST", "/checkpoints/1/export?wait=300", {"format": "safetensors"}),
         "import_checkpoint": ("POST", "/checkpoints/import?wait=300", weights),
     }
@@ -107,7 +107,7 @@ def test_every_wait_ends_with_its_connection(
     for count, (method, path, document) in enumerate(waits.values(), 1):
         with send(server, method, path, document) as connection:
             answered, _, _ = waiting.select([connection], [], [], 0.5)
-            assert answered == [], "it waits"
+            assert answered == [], f"{path} waits: {connection.recv(2000)!r}"
         eventually(partial(has_abandoned, server, count), f"{count} requests end")
     player.inspect("later")
     assert sum(store.runs.counts_by_state().values()) == 1, "no child of the restart"
