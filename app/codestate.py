@@ -15,8 +15,8 @@ from app.errors import InvalidRequest
 # What came with one submission is kept under such a key: the copy of its code, its environment.
 KEY = re.compile(r"[0-9a-f]{32}")
 DIFF_BYTES = 2**20
-# Code and settings; a script may write its other files itself.
-SOURCES = frozenset({".py", ".sh", ".bash", ".yaml", ".yml", ".toml", ".cfg", ".ini"})
+# Code alone: settings may hold secrets, and a script may write its other files itself.
+SOURCES = frozenset({".py", ".sh", ".bash"})
 MOST_SOURCES = 100
 SOURCES_BYTES = 2**18
 MOST_NAMES = 1_000
@@ -75,11 +75,15 @@ def _diff_of(path: str, before: str, after: str) -> str:
 
 
 def _sources(folder: Path, argv: list[str]) -> dict[str, str]:
-    """The code that a command names and the Python files beside it, except for what git tracks."""
+    """Returns the code that a command names and the Python files next to it, except for what git
+    tracks or ignores.
+    """
     named = [folder / word for word in argv if Path(word).suffix in SOURCES]
     beside = [path for one in named[:1] for path in sorted(one.parent.glob("*.py"))]
     paths = {os.path.relpath(path, folder): None for path in [*named, *beside][:MOST_SOURCES]}
-    tracked = set((_git(folder, "ls-files", "-z", "--", *paths) or "").split("\0"))
+    ignored = "ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--", *paths
+    known = (_git(folder, "ls-files", "-z", "--", *paths) or "") + (_git(folder, *ignored) or "")
+    tracked = set(known.split("\0"))
     texts: dict[str, str] = {}
     room = SOURCES_BYTES
     for path in paths:

@@ -52,6 +52,8 @@ def keep(path: Path, environment: Document, asked: Document) -> None:
             _write(path.with_suffix(SHELL), json.dumps(document).encode())
         if stdin is not None:
             _write(path.with_suffix(STDIN), stdin)
+    except FileExistsError:  # the key of another command
+        raise
     except (InvalidRequest, OSError):
         forget(path)  # it may hold secrets, and no run would ever let go of it
         raise
@@ -67,6 +69,8 @@ def _write(path: Path, data: bytes) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _require_valid(environment: Document) -> None:

@@ -296,7 +296,8 @@ def note_of(kind: str, data: Document) -> tuple[str, str] | None:
 def _saved_text(data: Document) -> str:
     if "of_run" in data:
         return f"the best so far, of step {data['step']} of run {data['of_run']}, is kept here"
-    return f"{'seen' if data.get('seen') else 'saved'} at step {data['step']}"
+    provisional = ", provisional until the training goes on" if data.get("provisional") else ""
+    return f"{'seen' if data.get('seen') else 'saved'} at step {data['step']}{provisional}"
 
 
 def _going_on(kind: str, data: Document) -> tuple[str, str]:

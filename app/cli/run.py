@@ -351,7 +351,16 @@ def _require_own_service(settings: "Settings") -> str | None:
     if not any(settings.sockets_dir.glob("agent-*.sock")):
         raise _other_service(settings)
     with connect() as client:
-        return str(client.version().get("database_id"))
+        database_id = client.version().get("database_id")
+    if database_id is None:
+        raise CommandFailed(
+            f"The service at {os.environ['STOKER_URL']} does not name its database: that is away, "
+            "or the service is of an earlier version. So nobody knows whether its worker runs "
+            "here, and nothing was started.",
+            ExitCode.unreachable,
+            hints=["  Run it without that address: env -u STOKER_URL stoker run -- COMMAND"],
+        )
+    return str(database_id)
 
 
 def _other_service(settings: "Settings") -> CommandFailed:

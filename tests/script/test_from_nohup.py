@@ -17,7 +17,10 @@ PAGE = (Path(__file__).parents[2] / "docs" / "from-nohup.md").read_text("utf-8")
 (SCRIPT,) = blocks("python", PAGE)
 BLOCKS = blocks("sh", PAGE)
 # Somebody who reads takes longer than the script to its first save.
-READING = 'until stoker checkpoints 1 --json | grep -q "\\"step\\""; do sleep 0.2; done\n'
+READING = (
+    'until stoker checkpoints 1 --json | grep -q "\\"step\\""; do sleep 0.2; done\n'
+    "until stoker metrics 1 | grep -q train_loss; do sleep 0.2; done\n"  # prints count after 10 s
+)
 RESTARTED = "stoker restart 1\nuntil stoker logs 2 | grep -q step; do sleep 0.2; done\n"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 # Waits inside a script, so that no test waits for time.
 TOOLS = """
-import json, os, pickle, sys, time, zipfile
+import json, os, pickle, struct, sys, time, zipfile
 KEPT, RUN = os.environ["STOKER_CHECKPOINT_DIR"], os.environ["STOKER_RUN_DIR"]
 def until(happened):
     while not happened():
@@ -23,6 +23,8 @@ def until(happened):
 def kept():
     return sorted(name for name in os.listdir(KEPT) if name.startswith("step-"))
 def step(number):
+    with open(os.environ["STOKER_SHIM_FILE"], "r+b") as file:
+        file.write(struct.pack("<QdQQQ", number, 0.0, 1, 0, 0))
     with open(RUN + "/metrics.jsonl", "a") as file:
         file.write(json.dumps({"step": number, "loss": 1.0}) + "\\n")
 def archive(path):
@@ -144,7 +146,7 @@ def test_a_file_of_several_that_never_came_is_not_waited_for_twice(stage: Stage)
         "    while number != 20 and f'step-{number}' not in kept():\n"
         "        now += 1\n"
         "        step(now)\n"
-        "        time.sleep(0.1)\n"
+        "        time.sleep(0.6)\n"
     )
     stage.run(checkpoints=["out/last_*.pt", "out/best_*.pt"])
     assert kept_of(stage) == {
@@ -299,3 +301,57 @@ def test_a_manifest_that_became_a_pipe_is_passed_over(stage: Stage):
     os.mkfifo(kept / MANIFEST)
     end = stage.run(attempt=2, restore=(kept,), **spec)
     assert end["reason"] == "checkpoint_unusable"
+
+
+def test_a_folder_that_is_written_in_place_is_proved_by_a_step_after_it(stage: Stage):
+    """Its model is new and its optimizer old for a while, though all names are there."""
+    stage.write(
+        TOOLS + "step(1)\n"
+        "archive('out/last/model.pt')\n"
+        "archive('out/last/optimizer.pt')\n"
+        "number = 1\n"
+        "while not kept() or 'prov' in open(f'{KEPT}/{kept()[0]}/manifest.json').read():\n"
+        "    number += 1\n"
+        "    step(number)\n"
+        "    time.sleep(0.2)\n"
+        "archive('out/last/model.pt')\n"
+        "print('half', flush=True)\n"
+        "until(lambda: os.path.exists('go'))\n"
+        "os._exit(9)\n"
+    )
+    runner = stage.start(checkpoints=["out/last"])
+    stage.until_log_has("half\n")
+    time.sleep(5)  # some looks see it so
+    (stage.cwd / "go").touch()
+    runner.wait(60)
+    assert len(kept_of(stage)) == 1
+    assert "optimizer.pt" in warnings_of(stage)["checkpoint_not_whole"]
+
+
+def test_a_folder_with_fewer_shards_than_the_one_before_is_not_whole(stage: Stage):
+    stage.write(
+        TOOLS + "def save(number, shards):\n"
+        "    for shard in range(shards):\n"
+        "        archive(f'out/step_{number}/rank_{shard}.pt')\n"
+        "step(100)\n"
+        "save(100, 4)\n"
+        "step(101)\n"
+        "until(kept)\n"
+        "step(200)\n"
+        "save(200, 2)\n"
+        "os._exit(9)\n"
+    )
+    stage.run(checkpoints=["out/step_*"])
+    assert list(kept_of(stage)) == ["step-100"]
+
+
+def test_files_of_one_number_in_one_folder_are_one_checkpoint(stage: Stage):
+    stage.write(TOOLS + "archive('out/optim_5.pt')\narchive('out/model_5.pt')\n")
+    stage.run(checkpoints=["out/*.pt"])
+    assert kept_of(stage) == {"step-5": {"model_5.pt", "optim_5.pt"}}
+
+
+def test_a_count_of_epochs_in_a_name_is_no_count_of_files(stage: Stage):
+    stage.write(TOOLS + "archive('out/epoch_3_of_10.pt')\n")
+    stage.run(checkpoints=["out/*.pt"])
+    assert len(kept_of(stage)) == 1

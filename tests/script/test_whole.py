@@ -122,6 +122,7 @@ def test_files_without_a_mark_prove_nothing(tmp_path: Path):
         "numbers.bin": b"raw numbers",
         "merges.txt": b"",
         "lines.jsonl": b'{"a": 1}\n{"a": 2}\n',
+        "lines.json": b'{"a": 1}\n{"a": ',
     }.items():
         (tmp_path / name).write_bytes(data)
         assert not is_proved(tmp_path / name)

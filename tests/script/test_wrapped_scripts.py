@@ -150,6 +150,22 @@ def test_one_that_outlives_a_wrapper_judges_its_own_save(stage: Stage):
     assert [one["action"] for one in stage.events("checkpoint")] == ["saved"]
 
 
+def test_a_forked_worker_that_ends_well_does_not_prove_a_save(stage: Stage):
+    """Workers of a DataLoader end with 0 when their leader is killed in the middle of a save."""
+    stage.write(
+        "import os, signal, time\n"
+        "if os.fork() == 0:\n"
+        "    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))\n"
+        "    while True:\n"
+        "        time.sleep(0.1)\n"
+        "os.makedirs('out/step-1')\n"
+        "open('out/step-1/model.bin', 'w').write('x')\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    stage.run(checkpoints=["out/step-*"])
+    assert stage.events("checkpoint") == []
+
+
 def test_what_is_left_in_the_background_is_a_doubt(stage: Stage):
     stage.write("import time\nprint('ready', flush=True)\ntime.sleep(600)")
     end = stage.run("bash", "-c", f"nohup {TRAIN} > train.log 2>&1 &")
@@ -222,5 +238,5 @@ def test_a_shell_may_print_more_after_an_error(stage: Stage, lines: int, *, is_d
 
 def test_a_signal_below_a_shell_is_named(stage: Stage):
     end = stage.run("bash", "-c", f"{PYTHON} -c 'import os; os.kill(os.getpid(), 9)'; exit $?")
-    assert "exit code 137 (128 + 9: SIGKILL of a process below the shell)" in end["message"]
+    assert "exit code 137 (128 + 9, as a shell says SIGKILL)" in end["message"]
     assert end["reason"] == "killed", "so that the kernel's own kill is told as that"

@@ -49,8 +49,10 @@ def end_abandoned(artifact_root: Path) -> None:
     spared = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
-            folder = Path(process.environ().get("STOKER_RUN_DIR", "/")).parent
+            environment = process.environ()
+            folder = Path(environment.get("STOKER_RUN_DIR", "/")).parent
             is_ours = folder.parent == artifact_root / "runs" and process.pid not in spared
+            is_ours = is_ours and "STOKER_ATTEMPT" in environment  # no shell that looks at a run
             if is_ours and lock_is_free(folder / "lock"):
                 log.warning("a process of an earlier agent is killed", pid=process.pid)
                 process.kill()

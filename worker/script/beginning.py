@@ -13,10 +13,9 @@ from typing import Any
 
 from app.lifecycle import Reason
 from stoker.script import LOG
-from worker.regular_files import open_regular
 from worker.reporting import EventLog
 from worker.script.ending import ScriptEnd, refuses
-from worker.script.restoring import is_of_a_pattern
+from worker.script.restoring import event_lines, is_of_a_pattern
 from worker.script.work import ScriptWork, Start
 
 # A script that ran for so long has read its arguments, also if it imports a lot before.
@@ -88,11 +87,10 @@ def _ended_so(work: ScriptWork, code: int) -> bool:
     """
     path = work.run_folder / f"attempt-{work.attempt - 1}" / "events.jsonl"
     try:
-        with open_regular(path) as lines:
-            events = [json.loads(line) for line in lines]
+        events = [json.loads(line) for line in event_lines(path)]
         by_kind = {event["kind"]: event for event in events}
         was_given = by_kind["applied"]["applied"]["resume_from"] is not None
         same = by_kind["end"]["result"]["exit_code"] == code
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return False
     return was_given and same and "restored" not in by_kind

@@ -11,6 +11,7 @@ from typing import Any
 
 from app.lifecycle import Reason
 from stoker.script import LOG
+from worker.regular_files import open_regular
 from worker.reporting import ESCAPES, LONGEST_LAST_LINE, last_line
 from worker.script.event_log import FULL
 from worker.script.not_started import on_windows_lines
@@ -75,7 +76,7 @@ class ScriptEnd:
 def how_it_ended(code: int) -> str:
     """An exit code, or a signal where it is negative."""
     if (below := signal_below(code)) is not None:
-        return f"with exit code {code} (128 + {below}: {below.name} of a process below the shell)"
+        return f"with exit code {code} (128 + {below}, as a shell says {below.name})"
     if code >= 0:
         return f"with exit code {code}"
     try:
@@ -251,8 +252,8 @@ def _is_full(folder: Path) -> bool:
 
 def end_of(path: Path) -> bytes:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.seek(max(0, file.seek(0, 2) - LOG_END_BYTES))
-            return file.read()
+            return file.read(LOG_END_BYTES)
     except OSError:
         return b""

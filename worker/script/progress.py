@@ -6,7 +6,7 @@ from typing import Any
 
 from worker.reporting import EventLog
 from worker.script.curves import Curves, Numbers
-from worker.script.shim import RATES_UNKNOWN, Shim
+from worker.script.shim import RATES_UNKNOWN, Shim, Steps
 from worker.script.status import StatusServer
 
 POSTED = Path("status")
@@ -56,13 +56,12 @@ class ScriptProgress:
         counted = 0 if self._shim is None else self._shim.steps
         return self._restored + counted if counted else 0
 
-    def now(self) -> tuple[int, int]:
-        """Returns the step by now, and that at the last torch.save, which is 0 if not known. Any
-        thread may ask.
-        """
+    def now(self) -> Steps:
+        """Returns how far the script is by now. Any thread may ask."""
         steps, saved = (0, 0) if self._shim is None else self._shim.now()
-        step = max(self._said, self._restored + steps if steps else 0)
-        return step, self._restored + saved if saved else 0
+        counted = self._restored + steps if steps else 0
+        at_save = self._restored + saved if saved else 0
+        return Steps(max(self._said, counted), counted, at_save)
 
     @property
     def has_begun(self) -> bool:

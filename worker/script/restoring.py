@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +18,12 @@ from worker.reporting import EventLog
 from worker.script.points import EPOCH, LastPoint
 from worker.script.saved import LARGEST_MANIFEST, Past, Saved, step_of
 from worker.script.saves import FilesBefore, without_numbers
+from worker.script.shim import Steps
 from worker.script.sources import Warn
 from worker.script.whole import NotWhole
 from worker.script.work import ScriptWork, Start
 
+LONGEST_EVENT, MOST_EVENT_BYTES = 2**20, 2**28
 TELLS = re.compile(r'"kind": ?"(metrics|applied|restored|checkpoint|end)"')
 
 
@@ -34,7 +36,7 @@ def adopt(work: ScriptWork, events: EventLog, warn: Warn) -> Past:
     before = FilesBefore.read(earlier)
     if before is None or _has_ended(earlier):
         return past
-    saved = Saved(work, before, events, warn, lambda: (0, 0), past, newest_kept)
+    saved = Saved(work, before, events, warn, Steps, past, newest_kept)
     saved.close(was_cut=True)
     if saved.error is not None:
         raise saved.error
@@ -47,18 +49,20 @@ def _told(work: ScriptWork) -> tuple[Past, float]:
         with suppress(OSError, BadManifest):
             manifest = parse_manifest(read_regular(folder / MANIFEST, LARGEST_MANIFEST))
             names = without_numbers(manifest["files"])
-            past = Past(step_of(folder), dict.fromkeys(manifest.get("patterns", ()), names))
+            patterns = manifest.get("patterns", [str(manifest.get("pattern"))])
+            past = Past(step_of(folder), dict.fromkeys(patterns, names))
             return past, manifest.get("saved_at", 0.0)
     return Past(), 0.0
 
 
 def _has_ended(attempt: Path) -> bool:
-    """Whether its runner has said how it ended, after a last look at what lay there."""
+    """True if its runner has said how it ended, after a last look at what lay there."""
     try:
-        with open_regular(attempt / "events.jsonl") as lines:
-            *_, last = lines
+        with open_regular(attempt / "events.jsonl") as file:
+            file.seek(max(0, file.seek(0, 2) - LONGEST_EVENT))
+            *_, last = file.read(LONGEST_EVENT).splitlines()
         return bool(json.loads(last)["kind"] == "end")
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False
 
 
@@ -78,6 +82,15 @@ def choose(restore: Sequence[Path], told: Callable[[Path, str], None]) -> Start 
             kept = folder / (manifest.get("entry") or "")
             return Start(folder, kept, _own_path(manifest) or kept)
     return None
+
+
+def event_lines(path: Path) -> Iterator[str]:
+    """Yields the lines of a file that a script could write to, within bounds. Raises OSError."""
+    with open_regular(path) as file:
+        left = MOST_EVENT_BYTES
+        while left > 0 and (line := file.readline(LONGEST_EVENT)):
+            left -= len(line)
+            yield line.decode("utf-8", "replace")
 
 
 def newest_last_if_it_fails(
@@ -100,8 +113,10 @@ def newest_last_if_it_fails(
 
 def failed_at_start(work: ScriptWork, attempt: int) -> str | None:
     """Returns the checkpoint that an earlier attempt was given, if its script failed before its
-    first step; else None.
+    first step; else None. Without `resume` only the script knows whether it reads a checkpoint.
     """
+    if not work.resume:
+        return None
     try:
         events = _events_of(work.run_folder / f"attempt-{attempt}")
         by_kind = {event["kind"]: event for event in events}
@@ -197,13 +212,12 @@ def _is_adopted(checkpoint: Path, events: list[dict[str, Any]]) -> bool:
 
 
 def _events_of(attempt: Path) -> list[dict[str, Any]]:
-    """What tells where curves ended, but for a line that a kill has cut. OSError."""
+    """Returns what tells where curves ended; lines that are cut are left out. Raises OSError."""
     events = []
-    with open_regular(attempt / "events.jsonl") as lines:
-        for line in (data.decode("utf-8", "replace") for data in lines):
-            if TELLS.search(line):
-                with suppress(ValueError):
-                    events.append(load_json(line))
+    for line in event_lines(attempt / "events.jsonl"):
+        if TELLS.search(line):
+            with suppress(ValueError, RecursionError):
+                events.append(load_json(line))
     return events
 
 

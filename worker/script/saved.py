@@ -19,12 +19,14 @@ import re
 import shutil
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from app.durable import sync
 from stoker.manifest import COUNTS, MANIFEST, manifest_bytes, parse_manifest
 from stoker.script import seal
 from worker.regular_files import read_regular
@@ -40,8 +42,9 @@ from worker.script.saves import (
     saves_of,
     without_numbers,
 )
+from worker.script.shim import Steps
 from worker.script.sources import Warn
-from worker.script.whole import TRAINER_STATE, NotWhole, require_free_name
+from worker.script.whole import TRAINER_STATE, NotWhole, is_proved, require_free_name
 from worker.script.work import ScriptWork
 from worker.script.writers import OpenFiles, open_for_writing
 
@@ -68,7 +71,7 @@ class Past:
     """
 
     step: int = 0
-    names: dict[str, frozenset[str]] = field(default_factory=dict)
+    names: dict[str, Counter[str]] = field(default_factory=dict)
     folders: tuple[Path, ...] = ()
 
 
@@ -79,12 +82,12 @@ class _Seen:
     save: Save
     since: int
     """The script's step at the last look before this form of it was there."""
-    step: int
-    """The script's step at the first look that found this form."""
-    saved_step: int
-    """Its step at its last torch.save by then; 0 if that is not known."""
+    steps: Steps
+    """How far the script was at the first look that found this form."""
     changes: int = 0
     """How many looks in a row found it changed."""
+    proof: bool | NotWhole | None = None
+    """What its formats say; None if nobody has read it yet."""
 
     def is_same(self, save: Save) -> bool:
         return self.save.files == save.files
@@ -101,28 +104,33 @@ class Saved:
         before: FilesBefore,
         events: EventLog,
         warn: Warn,
-        steps: Callable[[], tuple[int, int]],
+        steps: Callable[[], Steps],
         past: Past,
         newest_kept: float = 0.0,
     ) -> None:
-        """`before`: files of earlier attempts and runs. `steps`: the script's step now, and that at
-        its last torch.save, 0 if not known. `newest_kept`: unix seconds; older saves are kept
-        already, or were passed over.
+        """`before`: files of earlier attempts and runs. `steps`: how far the script is now.
+        `newest_kept`: unix seconds; older saves are kept already, or were passed over.
         """
         self._work, self._files_before, self._events, self._warn, self._steps_now = (
             work, before, events, warn, steps,
         )  # fmt: skip
         self._past = past
         self._seen = dict[Paths, _Seen]()
-        self._looked_at_step = past.step
+        self._now = Steps(past.step)
+        """At the last look."""
         self._names = dict(past.names)
-        self._lacked = dict[str, tuple[Save, frozenset[str]]]()
-        """By pattern, the last save that was closed and lacked files of the one before it."""
+        self._lacked = dict[str, tuple[Save, Counter[str]]]()
+        """By pattern, the last save that lacked files of the one before it."""
+        self._left_alone = dict[Paths, Counter[str]]()
+        """Files of a save that is written in place which the last kept form had from before."""
         self._kept = dict[Paths, dict[str, FileState]]()
         self._provisional: tuple[Save, Path] | None = None
         """A kept save that is not proved yet, and its folder."""
         self._newest_kept = newest_kept
         self._steps = {step_of(folder) for folder in past.folders}
+        earlier = (*past.folders, *work.restore) if past.step else ()
+        self._highest = max(map(step_of, earlier), default=0)
+        """The highest step of what the script goes on behind. Later saves come after it."""
         self._copy_at = 0.0
         self._unkept_at: float | None = None
         self._told = set[str]()
@@ -153,20 +161,22 @@ class Saved:
         try:
             self._look_at_own()
             saves = [s for s in saves_of(self._work) if self._files_before.new_files(s)]
-            before, (step, saved_step) = self._seen, self._steps_now()
-            self._seen = {save.paths: self._seen_as(save, step, saved_step) for save in saves}
-            self._looked_at_step = step
+            before, now = self._seen, self._steps_now()
+            self._seen = {save.paths: self._seen_as(save, now) for save in saves}
+            self._now = now
             if is_last or time.monotonic() >= self._copy_at:
                 self._keep_what_is_due(saves, before, is_last=is_last)
         except OSError as error:
             self.error = error
+        except (ValueError, LookupError) as error:  # somebody has written over a manifest
+            self._warn_once("checkpoint_not_kept", f"A look for saves has failed: {error}.")
 
-    def _seen_as(self, save: Save, step: int, saved_step: int) -> _Seen:
+    def _seen_as(self, save: Save, now: Steps) -> _Seen:
         seen = self._seen.get(save.paths)
         if seen is not None and seen.is_same(save):
-            return _Seen(save, seen.since, seen.step, seen.saved_step)
+            return replace(seen, save=save, changes=0)
         changes = 0 if seen is None else seen.changes + 1
-        return _Seen(save, self._looked_at_step, step, saved_step, changes)
+        return _Seen(save, self._now.step, now, changes)
 
     def _keep_what_is_due(
         self, saves: list[Save], before: dict[Paths, _Seen], *, is_last: bool
@@ -178,6 +188,7 @@ class Saved:
         self._confirm_provisional(newest, is_last=is_last)
         candidates = [save for save in saves if self._is_news(save)]
         if not candidates:
+            self._unkept_at = None
             return
         writers = OpenFiles(frozenset()) if is_last else open_for_writing()
         self._warn_of_unknown(writers)
@@ -199,18 +210,18 @@ class Saved:
             except OSError as error:
                 self.error = error
         for save in reversed(proved):
-            self._try_to_keep(save, is_proved=True)
+            self._try_to_keep(save, is_provisional=False)
         if unproved and proved:
             self._tell_why_not(unproved[0], NOT_SHOWN, is_last=is_last)
         elif unproved:
-            self._try_to_keep(unproved[0], is_proved=False)
+            self._try_to_keep(unproved[0], is_provisional=True)
 
     def _is_closed(self, save: Save, newest: dict[str, Save], *, is_last: bool) -> bool:
         """True if nobody adds to the save any more: the next one has begun, a step was made after
         its last write, or the script has ended well.
         """
         is_over = all(newest[pattern] is not save for pattern in save.patterns)
-        has_gone_on = self._looked_at_step > self._seen[save.paths].step
+        has_gone_on = self._now.counted > self._seen[save.paths].steps.counted
         return is_over or has_gone_on or (is_last and not self._was_cut)
 
     def _is_news(self, save: Save) -> bool:
@@ -227,20 +238,46 @@ class Saved:
         for name in save.files:
             if writers.hold(save.root / name):
                 raise NotWhole(f"{name} was open for writing")
-        required = frozenset[str]().union(*(self._names.get(p, ()) for p in save.patterns))
-        is_cut = is_last and not is_closed
-        lacking = required - (self._written(save) if is_cut else without_numbers(save.files))
-        if lacking and not (is_closed and self._lacks_again(save, lacking)):
-            raise NotWhole(f"it lacks {min(lacking)}, which the save before it has")
-        is_restless = self._seen[save.paths].changes >= RESTLESS_LOOKS and not writers.unknown
+        required = Counter[str]()
+        for pattern in save.patterns:
+            required |= self._names.get(pattern, Counter())
+        is_kept = save.paths in self._kept and self._provisional_folder(save) is None
+        in_place = is_kept and len(save.files) > 1
+        if not is_closed and (is_last or in_place):
+            present = self._written(save) | self._left_alone.get(save.paths, Counter())
+        else:
+            present = without_numbers(save.files)
+        lacking = required - present
+        if lacking and not ((is_closed or in_place) and self._lacks_again(save, lacking)):
+            raise NotWhole(_on_lacking(min(lacking), save))
+        if in_place and not is_closed and self._counts_steps and not is_last:
+            raise NOT_SHOWN
+        seen = self._seen[save.paths]
+        is_restless = seen.changes >= RESTLESS_LOOKS and not writers.unknown
         may_be_whole = is_settled or is_restless or is_closed or save.says_it_is_done
-        if not save.require_whole() and not may_be_whole:
+        if not self._proof_of(seen) and not may_be_whole:
             raise NotWhole("it was changed shortly before, and its format has no mark of its end")
         if required or is_closed or save.says_it_is_done or self._is_complete_alone(save):
             return True
         if self._has_other(save):
             raise NOT_SHOWN
         return False
+
+    @property
+    def _counts_steps(self) -> bool:
+        """True if the shim counts this attempt's steps."""
+        return self._now.counted > 0
+
+    def _proof_of(self, seen: _Seen) -> bool:
+        """Reads each form of a save once. Raises NotWhole, OSError."""
+        if seen.proof is None:
+            try:
+                seen.proof = seen.save.require_whole()
+            except NotWhole as why:
+                seen.proof = why
+        if isinstance(seen.proof, NotWhole):
+            raise seen.proof
+        return seen.proof
 
     def _is_complete_alone(self, save: Save) -> bool:
         """True of a file that no other pattern may add to."""
@@ -260,15 +297,13 @@ class Saved:
             return None
         return self._provisional[1]
 
-    def _lacks_again(self, save: Save, lacking: frozenset[str]) -> bool:
-        """True if the save before it was closed without the same files: they are not written
-        every time.
-        """
+    def _lacks_again(self, save: Save, lacking: Counter[str]) -> bool:
+        """True if the save before it lacked the same files: they are not written every time."""
         known = [self._lacked.get(pattern) for pattern in save.patterns]
         self._lacked |= dict.fromkeys(save.patterns, (save, lacking))
         return all(one and one[1] == lacking and one[0].files != save.files for one in known)
 
-    def _written(self, save: Save) -> frozenset[str]:
+    def _written(self, save: Save) -> Counter[str]:
         """The names of its files without those that an earlier save has left in the folder."""
         kept = self._kept.get(save.paths, {})
         new = self._files_before.new_files(save)
@@ -290,8 +325,9 @@ class Saved:
         if now - self._unkept_at >= UNKEPT_SECONDS:
             self._warn_once(
                 "checkpoint_not_kept",
-                f"No save could be kept for {UNKEPT_SECONDS:.0f} seconds. {save.path} matches, but "
-                f"{why}. {counts} Save under a new name each time, or to a temporary name first.",
+                f"{save.path} matches, and could not be kept for {UNKEPT_SECONDS:.0f} seconds: "
+                f"{why}. {counts} A script that writes over its saves without a pause should save "
+                "under a new name each time, or under a temporary one first.",
             )
 
     def _warn_once(self, code: str, message: str) -> None:
@@ -308,9 +344,9 @@ class Saved:
                 f"{LOOK_SECONDS:g} seconds.",
             )
 
-    def _try_to_keep(self, save: Save, is_proved: bool) -> None:
+    def _try_to_keep(self, save: Save, is_provisional: bool) -> None:
         try:
-            self._keep(save, is_proved)
+            self._keep(save, is_provisional)
             self.error = None
         except OSError as error:
             if error.errno in FULL and self.error is None:
@@ -336,9 +372,10 @@ class Saved:
             self._provisional = None
             self._note(save, is_proved=True)
             body = parse_manifest(read_regular(folder / MANIFEST, LARGEST_MANIFEST))
-            del body["provisional"]
+            body.pop("provisional", None)
             temporary = folder / f".{MANIFEST}.tmp"
             temporary.write_bytes(manifest_bytes(body))
+            sync(temporary)
             temporary.replace(folder / MANIFEST)
 
     def _look_at_own(self) -> None:
@@ -358,7 +395,7 @@ class Saved:
                     "is whole: it is no checkpoint of this run.",
                 )
 
-    def _keep(self, save: Save, is_proved: bool) -> None:
+    def _keep(self, save: Save, is_provisional: bool) -> None:
         self._require_room(save)
         replaced = self._provisional_folder(save)
         step, is_seen = self._step_of(save) if replaced is None else (step_of(replaced), True)
@@ -372,7 +409,8 @@ class Saved:
             self._copy_at = time.monotonic() + (time.monotonic() - began) / COPYING
             if not save.is_unchanged:
                 return  # it was being written after all: the next look sees it again
-            Save.look((temporary,), save.patterns).require_whole()
+            for name in save.files:
+                is_proved(temporary / name)
             body = {
                 "run_id": self._work.run_id,
                 "attempt": self._work.attempt,
@@ -385,7 +423,7 @@ class Saved:
                 "patterns": list(save.patterns),
                 "seen": is_seen,
                 "saved_at": save.newest,
-                **({} if is_proved else {"provisional": True}),
+                **({"provisional": True} if is_provisional else {}),
             }
             seal(temporary, target, body)
         except NotWhole:
@@ -393,14 +431,16 @@ class Saved:
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
         self._warn_of_overwriting(save)
-        self._note(save, is_proved)
+        if replaced is None and save.paths in self._kept:
+            self._left_alone[save.paths] = without_numbers(save.files) - self._written(save)
+        self._note(save, is_proved=not is_provisional)
         if replaced is None:
             self._tell(target, step)
-        self._provisional = None if is_proved else (save, target)
+        self._provisional = (save, target) if is_provisional else None
         self._unkept_at = None
         # Else its name may count epochs, or the script samples.
         seen = self._seen[save.paths]
-        is_own = not is_seen and seen.since <= step <= seen.step <= 2 * step
+        is_own = not is_seen and seen.since <= step <= seen.steps.step <= 2 * step
         self.known_step = step if is_own else 0
 
     def _require_room(self, save: Save) -> None:
@@ -413,6 +453,8 @@ class Saved:
             raise ValueError(f"it has {size:,} bytes, and the run's disk {disk:,} in all")
 
     def _note(self, save: Save, is_proved: bool) -> None:
+        for pattern in save.patterns:
+            self._lacked.pop(pattern, None)
         self._kept[save.paths] = dict(save.files)
         if is_proved:
             self._names |= dict.fromkeys(save.patterns, without_numbers(save.files))
@@ -436,16 +478,16 @@ class Saved:
         """
         name, seen = save.path.resolve().name, self._seen[save.paths]
         match = STEP.search(name)
-        numbers = [None if match is None else int(match[1]), number_in(name), seen.saved_step]
+        numbers = [None if match is None else int(match[1]), number_in(name), seen.steps.at_save]
         known = next((n for n in numbers if n and self._can_be(n, seen)), None)
-        lowest = max(self._steps, default=self._past.step) + 1
-        step = max(seen.step if known is None else known, lowest)
+        lowest = max(self._highest, *self._steps, self._past.step) + 1
+        step = max(seen.steps.step if known is None else known, lowest)
         return step, step != known
 
     def _can_be(self, number: int, seen: _Seen) -> bool:
         """True if a number can be a step made between two looks, as far as steps are known."""
-        is_known = seen.step > self._past.step
-        can_be = not is_known or seen.since <= number <= 2 * seen.step <= 4 * number
+        step = seen.steps.step
+        can_be = step <= self._past.step or seen.since <= number <= 2 * step <= 4 * number
         return can_be and number < COUNTS["step"]
 
     def _tell(self, folder: Path, step: int) -> None:
@@ -465,6 +507,12 @@ class Saved:
             seconds=0.0,
             metrics={usual_name(n): v for n, v in manifest.get("metrics", {}).items()},
         )
+
+
+def _on_lacking(name: str, save: Save) -> str:
+    if without_numbers(save.files)[name]:
+        return f"its {name} is of the save before it, or one of several is not there"
+    return f"it lacks {name}, which the save before it has"
 
 
 def step_of(folder: Path) -> int:

@@ -5,7 +5,7 @@ import json
 import os
 import re
 import shutil
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -94,7 +94,8 @@ class Save:
         Raises NotWhole, OSError.
         """
         proofs = [is_proved(self.root / name) for name in self.files]
-        require_complete(self.files, self.root)
+        if self.path.is_dir() or len(self.paths) > 1:  # else "3 of 10" may count epochs
+            require_complete(self.files, self.root)
         return all(proofs)
 
     @property
@@ -106,9 +107,13 @@ class Save:
 class FilesBefore:
     """The files that matched when an attempt began. They are no saves of it until they change."""
 
-    def __init__(self, files: Mapping[str, tuple[FileState, str]]) -> None:
-        """`files`: by absolute path, the state and the hash of samples, which may be empty."""
-        self._files = files
+    def __init__(
+        self, files: Mapping[str, tuple[FileState, str]], began: float | None = None
+    ) -> None:
+        """`files`: by absolute path, the state and the hash of samples, which may be empty.
+        `began`: unix seconds, where the files are not known and their times have to tell.
+        """
+        self._files, self._began = files, began
 
     @classmethod
     def look(cls, work: ScriptWork) -> Self:
@@ -123,20 +128,30 @@ class FilesBefore:
 
     @classmethod
     def read(cls, attempt: Path) -> Self | None:
-        """Those of an earlier attempt; None if its script was not started. Raises OSError."""
-        try:
+        """Those of an earlier attempt; None if there was none. Raises OSError.
+
+        By its time an attempt tells them that an earlier version of Stoker has begun, or of which
+        a power cut left no list.
+        """
+        with suppress(FileNotFoundError, ValueError, TypeError, AttributeError):
             document = json.loads(read_regular(attempt / FILES_BEFORE, LARGEST_LIST))
             return cls(
                 {path: (FileState(*state), mark) for path, (state, mark) in document.items()}
             )
-        except (FileNotFoundError, ValueError, TypeError, AttributeError):
-            return None
+        with suppress(FileNotFoundError):
+            return cls({}, (attempt / "spec.json").stat().st_mtime)
+        return None
 
     def write(self, attempt: Path) -> None:
-        (attempt / FILES_BEFORE).write_text(json.dumps(self._files))
+        with (attempt / FILES_BEFORE).open("w") as file:
+            json.dump(self._files, file)
+            file.flush()
+            os.fsync(file.fileno())
 
     def has(self, file: Path, state: FileState) -> bool:
         """Returns True if the file lay there as it is now, but for its time."""
+        if self._began is not None:
+            return state.mtime_ns / 1e9 < self._began
         if (known := self._files.get(str(file))) is None:
             return False
         before, mark = known
@@ -164,16 +179,20 @@ def saves_of(work: ScriptWork) -> list[Save]:
 
 
 def _grouped(saves: list[Save]) -> list[Save]:
-    """Joins those of several patterns that have the same number: model, optimizer and settings of
-    a step. A number that stands twice for one pattern joins nothing.
+    """Joins those that have the same number: model, optimizer and settings of a step. They match
+    several patterns, or one and lie in one folder.
     """
     by_number = defaultdict[int | None, list[Save]](list)
-    for save in saves:
+    for save in sorted(saves, key=lambda save: save.path):
         by_number[save.number].append(save)
     grouped = by_number.pop(None, [])
     for same in by_number.values():
+        same.sort(key=lambda save: [one.patterns for one in saves].index(save.patterns))
         patterns = tuple(save.patterns[0] for save in same)
-        if len(same) > 1 and len(set(patterns)) == len(patterns):
+        folders = {(save.patterns[0], save.path.parent) for save in same}
+        names = without_numbers(f"{save.patterns[0]} {save.path.name}" for save in same)
+        is_one = len(folders) == len(set(patterns)) and max(names.values()) == 1
+        if len(same) > 1 and is_one:
             with suppress(FileNotFoundError):
                 grouped.append(Save.look(tuple(save.path for save in same), patterns))
         else:
@@ -225,9 +244,11 @@ def _matching(cwd: Path, pattern: str) -> list[Path]:
     return [path for path in paths if not any(path.match(name) for name in UNFINISHED)]
 
 
-def without_numbers(names: Iterable[str]) -> frozenset[str]:
-    """Returns names of files as they are in each save, of whatever step."""
-    return frozenset(re.sub(r"[0-9]+", "0", name) for name in names)
+def without_numbers(names: Iterable[str]) -> Counter[str]:
+    """Returns how often each name comes, with 0 for any number: names of files as they are in each
+    save, of whatever step.
+    """
+    return Counter(re.sub(r"[0-9]+", "0", name) for name in names)
 
 
 def number_in(name: str) -> int | None:

@@ -5,12 +5,24 @@ import time
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from worker.script.work import SHIM
 
 # Rates are over so long: a script's steps may take a second each.
 RATE_SECONDS = 10.0
 RATES_UNKNOWN: dict[str, float | None] = {"iterations_per_second": None, "data_wait_ratio": None}
+
+
+class Steps(NamedTuple):
+    """How far a script is."""
+
+    step: int = 0
+    """What it has said, or the shim has counted."""
+    counted: int = 0
+    """By the shim; 0 without it."""
+    at_save: int = 0
+    """The counted step of the last torch.save; 0 without one."""
 
 
 class Shim:

@@ -42,10 +42,13 @@ class Stopping:
         self._has_cut = False  # the signal went to one below a shell that does not handle it
         self.by_shell = _is_shell(psutil.Process(leader.pid))
         """True if the leader is a shell."""
+        self._command = _command_of(psutil.Process(leader.pid))
 
     def begin(self) -> None:
         """Sends the signal to the leader, or past a shell to its children."""
         leader = psutil.Process(self._leader.pid)
+        self.by_shell |= _is_shell(leader)  # `env bash` was env when it began
+        self._command = _command_of(leader)
         self._first = {leader, *_below(leader)}
         self._send_all(_targets(leader, self._number) or [leader])
 
@@ -77,8 +80,18 @@ class Stopping:
                     self._send(process)  # its exit code says whether it was cut
             time.sleep(POLL_SECONDS)
         kill_all(self._leader)
-        codes = [code for one in left if (code := self._leader.codes.get(one.pid)) is not None]
+        codes = [
+            code
+            for one, command in zip(left, commands, strict=True)
+            if (code := self._leader.codes.get(one.pid)) is not None and not self._helps(command)
+        ]
         return Rest(commands, bool(codes) and not any(codes))
+
+    def _helps(self, command: str) -> bool:
+        """True of a forked copy of the leader, or a process of multiprocessing: a worker of a
+        DataLoader saves nothing, and ends with 0 whatever becomes of its leader.
+        """
+        return command == self._command or "multiprocessing" in command
 
     def was_cut(self, code: int, rest: Rest) -> bool:
         """True if one that may have been writing a save did not end by itself. `code`: the

@@ -221,10 +221,21 @@ def _json(file: Path, stream: BufferedReader, size: int) -> bool:
     if size > LARGEST_JSON:
         return False
     stream.seek(0)
+    data = stream.read()
     try:
-        json.loads(stream.read())
+        json.loads(data)
     except (ValueError, RecursionError):
-        return _unless(file.suffix == ".json", f"{file.name} is no whole JSON")
+        is_one = file.suffix == ".json" and not _is_json(data.partition(b"\n")[0])
+        return _unless(is_one, f"{file.name} is no whole JSON")
+    return True
+
+
+def _is_json(line: bytes) -> bool:
+    """True of the first of JSON lines, which have no mark of their end."""
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
     return True
 
 

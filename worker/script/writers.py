@@ -39,7 +39,8 @@ def open_for_writing() -> OpenFiles:
                         files.add((status.st_dev, status.st_ino))
         except PermissionError:
             with suppress(psutil.Error):
-                unknown = process.name()
+                if process.status() != psutil.STATUS_ZOMBIE:  # which has no open files
+                    unknown = process.name()
         except FileNotFoundError:  # it has ended meanwhile
             continue
     return OpenFiles(frozenset(files), unknown)

@@ -46,8 +46,9 @@ def run_folder(tmp_path):
 
 def test_what_is_left_of_a_run_without_launcher_and_agent_is_killed(run_folder):
     root = run_folder.parent.parent
-    of_run = {**os.environ, "STOKER_RUN_DIR": str(run_folder / "attempt-2")}
-    of_another = {**os.environ, "STOKER_RUN_DIR": str(root.parent / "other/runs/7/attempt-2")}
+    variables = {**os.environ, "STOKER_ATTEMPT": "2"}
+    of_run = {**variables, "STOKER_RUN_DIR": str(run_folder / "attempt-2")}
+    of_another = {**variables, "STOKER_RUN_DIR": str(root.parent / "other/runs/7/attempt-2")}
     sleeper = [sys.executable, "-c", "import time; time.sleep(600)"]
     with (
         subprocess.Popen(sleeper, env=of_run) as left,
