@@ -281,11 +281,19 @@ def test_what_is_answered_names_commands_that_are_there():
         assert set(re.findall(r"`stoker ([a-z]+)", said)) <= there, said
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]"])
-def test_a_broken_address_file_is_a_sentence(home, text):
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"\xff\x00", b'{"url": 1}'])
+def test_an_address_file_that_a_power_cut_has_damaged_is_as_none(home, data):
     home.mkdir()
-    (home / "api.json").write_text(text)
-    with pytest.raises(ServiceUnreachable, match=r"api\.json cannot be read"):
+    (home / "api.json").write_bytes(data)
+    with pytest.raises(ServiceUnreachable, match=r"Start one with `stoker up`"):
+        Client()
+
+
+def test_a_damaged_token_is_a_sentence(home):
+    home.mkdir()
+    (home / "api.json").write_text('{"url": "http://127.0.0.1:9", "pid": 1}')
+    (home / "token").write_bytes(b"\xff\x00")
+    with pytest.raises(ClientError, match=r"does not hold a token"):
         Client()
 
 

@@ -1,6 +1,5 @@
 """The saves of a script as they lie in its folder: which there are, and how one is copied."""
 
-import hashlib
 import json
 import os
 import re
@@ -19,9 +18,6 @@ from worker.script.work import ScriptWork
 LAST_NUMBER = re.compile(r"(\d+)(?!.*\d)", re.DOTALL)
 FILES_BEFORE = "files_before.json"
 LARGEST_LIST = 2**28
-# An old file that was only touched is known by samples of it. Files beyond so many, the newest
-# first, are known by size, inode and time alone.
-SAMPLED_FILES, SAMPLES, SAMPLE_BYTES = 200, 16, 4096
 
 
 class FileState(NamedTuple):
@@ -107,24 +103,21 @@ class Save:
 class FilesBefore:
     """The files that matched when an attempt began. They are no saves of it until they change."""
 
-    def __init__(
-        self, files: Mapping[str, tuple[FileState, str]], began: float | None = None
-    ) -> None:
-        """`files`: by absolute path, the state and the hash of samples, which may be empty.
-        `began`: unix seconds, where the files are not known and their times have to tell.
+    def __init__(self, files: Mapping[str, FileState], began: float | None = None) -> None:
+        """`files`: the states by absolute path. `began`: unix seconds, where the files are not
+        known and their times have to tell.
         """
         self._files, self._began = files, began
 
     @classmethod
     def look(cls, work: ScriptWork) -> Self:
-        states = {
-            str(save.root / name): state
-            for save in saves_of(work)
-            for name, state in save.files.items()
-        }
-        newest = sorted(states, key=lambda path: states[path].mtime_ns)[-SAMPLED_FILES:]
-        hashes = {path: _hash_of_samples(Path(path)) for path in newest}
-        return cls({path: (state, hashes.get(path, "")) for path, state in states.items()})
+        return cls(
+            {
+                str(save.root / name): state
+                for save in saves_of(work)
+                for name, state in save.files.items()
+            }
+        )
 
     @classmethod
     def read(cls, attempt: Path) -> Self | None:
@@ -135,9 +128,7 @@ class FilesBefore:
         """
         with suppress(FileNotFoundError, ValueError, TypeError, AttributeError):
             document = json.loads(read_regular(attempt / FILES_BEFORE, LARGEST_LIST))
-            return cls(
-                {path: (FileState(*state), mark) for path, (state, mark) in document.items()}
-            )
+            return cls({path: FileState(*state) for path, state in document.items()})
         with suppress(FileNotFoundError):
             return cls({}, (attempt / "spec.json").stat().st_mtime)
         return None
@@ -149,15 +140,12 @@ class FilesBefore:
             os.fsync(file.fileno())
 
     def has(self, file: Path, state: FileState) -> bool:
-        """Returns True if the file lay there as it is now, but for its time."""
+        """Returns True if the file lay there as it is now. Its time is compared with its own
+        earlier one, not with a clock, which may be that of another machine.
+        """
         if self._began is not None:
             return state.mtime_ns / 1e9 < self._began
-        if (known := self._files.get(str(file))) is None:
-            return False
-        before, mark = known
-        if before[:2] != state[:2]:
-            return False
-        return before == state or (bool(mark) and _hash_of_samples(file) == mark)
+        return self._files.get(str(file)) == state
 
     def new_files(self, save: Save) -> frozenset[str]:
         """The files of a save that were not there, or were otherwise."""
@@ -275,17 +263,3 @@ def _copy(source: Path, target: Path, size: int) -> None:
             old.seek(size - left)
             new.seek(size - left)
             shutil.copyfileobj(old, new)
-
-
-def _hash_of_samples(file: Path) -> str:
-    """Returns a hash of pieces from all of it, the first and the last among them; "" without."""
-    hashed = hashlib.sha256()
-    try:
-        with open_regular(file) as stream:
-            last = max(0, stream.seek(0, 2) - SAMPLE_BYTES)
-            for sample in range(SAMPLES):
-                stream.seek(last * sample // (SAMPLES - 1))
-                hashed.update(stream.read(SAMPLE_BYTES))
-    except OSError:
-        return ""
-    return hashed.hexdigest()
