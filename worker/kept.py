@@ -1,4 +1,4 @@
-"""What is kept with a command in the home: its environment, its shell's settings, and its input.
+"""Keeps what came with a command in the home: its environment, its shell's settings, and its input.
 
 They lie in `environments/KEY.json`, `KEY.shell.json` and `KEY.stdin`, for their user alone to read.
 """

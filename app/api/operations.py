@@ -109,7 +109,7 @@ def names_beside(document: Document, method: str, path: str) -> list[str]:
 
 
 def _may_be(place: str, part: str, schemas: Mapping[str, Document]) -> bool:
-    """Whether a part of a path fits that place of a template."""
+    """True if a part of a path fits that place of a template."""
     schema = schemas.get(place.strip("{}"), NOTHING) if place.startswith("{") else None
     if schema is None:
         return place == part

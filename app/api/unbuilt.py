@@ -18,7 +18,7 @@ UNBUILT: Sequence[tuple[str, str, str]] = (
 
 
 def missing_in(method: str, path: str) -> str | None:
-    """What this version does not do; None if the contract has no such call."""
+    """Returns what this version does not do; None if the contract has no such call."""
     method = "GET" if method == "HEAD" else method
     return next(
         (what for verb, at, what in UNBUILT if verb == method and re.fullmatch(at, path)), None

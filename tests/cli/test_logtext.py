@@ -1,4 +1,4 @@
-"""What `stoker logs` prints into a pipe: bars as one line, whatever pieces they come in."""
+"""Prints of `stoker logs` into a pipe: bars as one line, whatever pieces they come in."""
 
 import io
 

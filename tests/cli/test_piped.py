@@ -24,7 +24,7 @@ except CommandFailed as refused:
 
 
 def read(stdin, *command: str) -> str:
-    """What is read of a standard input that is not this process's own."""
+    """A standard input, read where it is not this process's own."""
     done = subprocess.run(
         [sys.executable, "-c", READS, *command], stdin=stdin, capture_output=True, text=True
     )

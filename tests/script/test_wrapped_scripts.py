@@ -177,7 +177,7 @@ def test_what_is_left_in_the_background_is_a_doubt(stage: Stage):
 
 
 def test_a_helper_that_ends_by_itself_is_none(stage: Stage):
-    """As that of multiprocessing does, when its pipe ends."""
+    """A helper of multiprocessing ends when its pipe does."""
     stage.write(
         "import subprocess, sys\n"
         "code = 'import sys; print(1, flush=True); sys.stdin.read()'\n"
