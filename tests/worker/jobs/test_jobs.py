@@ -3,6 +3,8 @@
 import errno
 import io
 import os
+import resource
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -119,6 +121,27 @@ def test_a_child_that_cannot_be_watched_is_ended_and_gives_back_what_was_held():
         _start(job, work, 0.0)
     assert closed == [True]
     assert (set(psutil.Process().children()), psutil.Process().num_fds()) == before
+
+
+def test_a_child_keeps_a_limit_that_is_lower_than_its_own():
+    """Under `ulimit`, raising it would fail, and a sound dataset would be called invalid."""
+    job: Any = None
+    soft_and_hard = resource.getrlimit(resource.RLIMIT_CORE)
+    work = Work(
+        ["sleep", "600"],
+        600.0,
+        lambda _: JobOutcome(job),
+        os.environ,
+        limits={resource.RLIMIT_CORE: 4096},
+    )
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    try:
+        child = _start(job, work, 0.0)
+    finally:
+        with suppress(ValueError):  # nobody but root may raise it again
+            resource.setrlimit(resource.RLIMIT_CORE, soft_and_hard)
+    assert resource.prlimit(child.process.pid, resource.RLIMIT_CORE) == (0, 0)
+    child.close()
 
 
 @pytest.mark.parametrize(
