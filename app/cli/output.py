@@ -278,7 +278,7 @@ def _field(difference: Mapping[str, Any]) -> str:
 
 
 def _is_file(difference: Mapping[str, Any]) -> bool:
-    """Whether it is another file under the same name."""
+    """True if it is another file under the same name."""
     return bool(difference["before"] == difference["after"])
 
 

@@ -145,7 +145,7 @@ class Report:
     count_at: int | None = None
     """The places of the numbers in the line."""
     names: dict[str, str] = field(default_factory=dict)
-    """For each number, also the step, its name as printed, with all up to the number."""
+    """The name of each number as printed, with all up to the number; the step is one of them."""
 
 
 def has_needle(text: str) -> bool:
@@ -206,7 +206,7 @@ class Reports:
 
 
 class _Plan(NamedTuple):
-    """Where the numbers of a shape are among all numbers of the line."""
+    """Positions of a shape's numbers among all numbers of the line."""
 
     like: Report
     numbers: tuple[tuple[str, int], ...]

@@ -79,7 +79,7 @@ class Prints:
         self._counters: dict[Key, _Counter] = {}
         self._owners: dict[str, Key] = {}
         self._lone: dict[Key, list[CurvePoint] | None] = {}
-        """By shape, the points of lines without a place that wait; None once they were told."""
+        """Waiting points of lines without a place, by shape; None once they were told."""
         self._shown: dict[str, float] = {}
         self._last_step: int | None = None
         self._unsure: dict[tuple[str, ...], tuple[int, dict[str, float]]] = {}

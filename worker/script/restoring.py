@@ -44,7 +44,7 @@ def adopt(work: ScriptWork, events: EventLog, warn: Warn) -> Past:
 
 
 def _told(work: ScriptWork) -> tuple[Past, float]:
-    """By the newest of the checkpoints to go on from, and when it was saved (unix seconds)."""
+    """Returns the past by the newest checkpoint to go on from, and its time (unix seconds)."""
     for folder in work.restore[:1]:
         with suppress(OSError, BadManifest):
             manifest = parse_manifest(read_regular(folder / MANIFEST, LARGEST_MANIFEST))

@@ -183,7 +183,7 @@ class Runner:
         return ScriptEnd(Reason.crashed, f"{told} A drive may be missing. {advice}")
 
     def _note_files_before(self) -> None:
-        """What lies where the script saves is none of its saves until it changes. OSError."""
+        """Notes which files lie there before the script starts. Raises OSError."""
         work = self._work
         self._files_before = FilesBefore.look(work)
         self._files_before.write(work.folder)

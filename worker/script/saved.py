@@ -135,7 +135,7 @@ class Saved:
         self._unkept_at: float | None = None
         self._told = set[str]()
         self.folders: list[Path] = []
-        """Of what was kept, in its order."""
+        """Folders of what was kept, in that order."""
         self.known_step = 0
         """Of the newest, where it counts as the script does; 0 elsewhere."""
         self.error: OSError | None = None
